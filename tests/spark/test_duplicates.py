@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark.writing.deduplication import without_duplicates
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY
+from turbopump.spark.writing.row_encoder import STAMP_PROPERTY
 
 READ = (
     "topic string, broker string, queueId int, queueOffset long, properties map<string,string>, "

@@ -22,7 +22,7 @@ from turbopump.admin import Admin
 from turbopump.client.selectors import by_hash
 from turbopump.message import MessageQueue
 from turbopump.spark.writing.deduplication import without_duplicates
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY
+from turbopump.spark.writing.row_encoder import STAMP_PROPERTY
 from turbopump.wire.record import MessageView
 
 STAMP_PARTS = 4

@@ -1,8 +1,8 @@
 """Archives that bring Turbopump to Spark cluster machines without installed packages.
 
 An archive for ``--archives`` has all packages and a ``bin/python`` that starts the machine's own
-Python with them. A zip for ``--py-files`` has only this package, which is pure Python: the compiled
-packages it needs cannot be imported from a zip.
+Python with them. A zip for ``--py-files`` has only this package, with its plain core, which is many
+times slower: compiled packages cannot be imported from a zip.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _LEFT_OUT = "tests"
 _OF_PYTEST = "-pytest-"
 """In the names of bytecode with rewritten assertions. Other bytecode is kept: Spark waits 10 s for
 the first process of a stream, and compiling its imports takes much of that."""
+_COMPILED_FROM = frozenset({".c", ".pxi", ".pyx"})
+"""Sources of the compiled core, which executors get built or not at all."""
 _ARCHIVES = (".tar.gz", ".tgz")
 _ZIP = ".zip"
 
@@ -111,7 +113,9 @@ def _write_archive(to: Path, needed: Sequence[Distribution]) -> None:
 def _write_zip(to: Path, needed: Sequence[Distribution]) -> None:
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in _files(needed):
-            archive.write(file, name)
+            # Python imports no extension modules from a zip: the plain core runs.
+            if name.suffix != ".so":
+                archive.write(file, name)
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -125,6 +129,8 @@ def _files(needed: Sequence[Distribution]) -> Iterator[tuple[PurePosixPath, Path
     home = Path(__file__).parents[2]
     for package in _OWN:
         for file in sorted((home / package).rglob("*")):
+            if file.suffix in _COMPILED_FROM:
+                continue
             yield from _wanted(PurePosixPath(file.relative_to(home)), file)
     for each in needed:
         for name in each.files or ():

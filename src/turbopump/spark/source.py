@@ -203,7 +203,7 @@ class StreamReader(BeginsCall, DataSourceStreamReader, SupportsTriggerAvailableN
             is_first=not has_begun,
         )
         found = end, self._on_driver().planner.marks
-        if found[0] is not known or found[1] is not marks:
+        if found != (known, marks):
             self._read, self._written = found, nested(*found) or NO_QUEUES
         return self._written
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,21 +27,21 @@ from pull_peers import (
     several,
 )
 from turbopump import Message, Producer
+from turbopump.core import scan_records
 from turbopump.spark.reading import blocking_pull, partition_reader, pull_responses
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.partition_reader import PartitionReader, whole_run
+from turbopump.spark.reading.partition_reader import PartitionReader, whole_table
 from turbopump.spark.records.arrow_arrays import cells
-from turbopump.spark.records.record_finder import find_records
-from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import shared_session
 from turbopump.testing.cluster import BROKER
 from turbopump.testing.server import RunningServer
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize, request
 from turbopump.wire.framing import encode
-from turbopump.wire.prepared_frames import PullRequestFrames
+from turbopump.wire.headers import PullMessage
+from turbopump.wire.prepared_requests import pull_requests
 
 
 def backwards(asked: list[Command]) -> list[bytes]:
@@ -196,7 +197,7 @@ def test_records_of_other_queues_are_not_accepted() -> None:
         pull = pull_of_ranges(connection, ranges)
         chunk = pull.next_chunk()
         assert chunk is not None
-        assert whole_run(chunk) is None
+        assert whole_table(chunk) is None
         pull.close()
 
 
@@ -426,13 +427,17 @@ def test_large_responses_are_requested(
     turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    frame = PullRequestFrames.frame
 
-    def noted(self: PullRequestFrames, opaque: int, queue: int, offset: int, count: int) -> bytes:
-        asked.append(offset)
-        return frame(self, opaque, queue, offset, count)
+    def noted(header: PullMessage) -> object:
+        frame = pull_requests(header).frame
 
-    monkeypatch.setattr(PullRequestFrames, "frame", noted)
+        def note(opaque: int, queue: int, offset: int, count: int) -> bytes:
+            asked.append(offset)
+            return frame(opaque, queue, offset, count)
+
+        return SimpleNamespace(frame=note)
+
+    monkeypatch.setattr(blocking_pull, "pull_requests", noted)
     assert len(bodies(filled(turbopump_server), WHOLE)) == 400
     assert asked == [0], "and not one request for each 32"
 
@@ -440,11 +445,11 @@ def test_large_responses_are_requested(
 def leave_to_the_retrying_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all direct chunks look damaged."""
 
-    def damaged(data: memoryview, spans: Sequence[Span] | None = None) -> object:
-        run, damaged_at = find_records(data, spans)
-        return run, damaged_at if spans is None else 0
+    def damaged(data: memoryview, spans: Sequence[tuple[int, int]] | None = None) -> object:
+        table, damaged_at = scan_records(data, spans)
+        return table, damaged_at if spans is None else 0
 
-    monkeypatch.setattr(partition_reader, "find_records", damaged)
+    monkeypatch.setattr(partition_reader, "scan_records", damaged)
 
 
 @pytest.mark.slow

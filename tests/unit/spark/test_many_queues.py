@@ -26,7 +26,6 @@ from turbopump.errors import ConnectFailed, DataLost, RemoteError, SparkError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
-from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import SAMPLED_QUEUES
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
 from turbopump.spark.reading.offsets import NOTHING_BELOW, Limits
@@ -177,7 +176,7 @@ async def test_one_request_per_topic_and_broker(
         await asking.queues()
         found.codes()
         limits = await asking.known_limits(T)
-        assert await asking.known_limits(T) is limits, "nothing has changed"
+        assert await asking.known_limits(T) == limits
         await asking.marks(dict.fromkeys(T, 1))
         await asking.commit(dict.fromkeys(T, 0))
         await asking.committed(T)
@@ -271,10 +270,10 @@ async def test_a_stream_waits_in_one_request_and_rechecks_little(
         at = await follow.latest({}, is_limited=False)
         end = await follow.latest(at, is_limited=False)
         assert end[T[0]] == 2
-        assert await follow.latest(end, is_limited=False) is end
+        assert await follow.latest(end, is_limited=False) == end
         found.codes()
         for _ in range(3):
-            assert await follow.latest(end, is_limited=False) is end
+            assert await follow.latest(end, is_limited=False) == end
         assert found.codes() == [RequestCode.GET_QUEUE_ENDS] * 6, "one query and one wait each"
         await found.send(T[3], 1)
         assert await follow.latest(end, is_limited=False) == {**end, T[3]: 1}
@@ -585,17 +584,3 @@ async def test_requests_for_thousands_of_queues_are_not_all_concurrent(
     results = found[0] if isinstance(found, tuple) else found
     assert results == {key: key * 2 for key in range(1000)}
     assert most == IN_FLIGHT_MAX
-
-
-def test_a_last_result_is_of_the_same_objects() -> None:
-    calls = []
-
-    def joined(*parts: list[int]) -> list[int]:
-        calls.append(parts)
-        return [number for part in parts for number in part]
-
-    function, one, two = LastResult(joined), [1], [2]
-    assert function(one, two) is function(one, two)
-    assert function(one) == [1]
-    assert function(one, [2]) == [1, 2]
-    assert len(calls) == 3

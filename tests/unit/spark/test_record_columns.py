@@ -5,8 +5,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,11 +25,10 @@ from stored_rows import (
     rows_of,
     stored,
 )
-from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records import arrow_arrays, record_columns, record_finder
-from turbopump.spark.records.arrow_arrays import Int64s
+from turbopump.core import scan_records
+from turbopump.errors import RecordError
+from turbopump.spark.records import record_columns
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_run import FieldSpans, RecordRun
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire import framing
 from turbopump.wire.compression import deflate
@@ -182,18 +179,6 @@ def test_messages_of_the_same_layout_in_runs_of_a_buffer(
 def test_many_messages_in_runs_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
     check_all_columns(parts)
     check_spans(parts, data)
-
-
-def test_columns_that_are_too_large_to_be_shared_are_recreated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digits = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
-    filled = numbered(f"a\x01{n:02}\x02b\x01{n:02}".encode() for n in range(20))
-    shared = [one_batch(RecordColumns(COLUMNS), data) for data in (digits, filled)]
-    monkeypatch.setattr(arrow_arrays, "SHARED_MAX", 3)
-    assert [one_batch(RecordColumns(COLUMNS), data) for data in (digits, filled)] == shared
-    assert rows_of(digits) == expected(digits)
-    assert rows_of(filled) == expected(filled)
 
 
 def test_damage_in_a_run_is_located() -> None:
@@ -347,31 +332,6 @@ def test_plain_and_compressed_bodies_keep_their_order() -> None:
     assert [one["body"] for one in rows_of(data)] == [b"a", b"b" * 9, b"c"]
 
 
-def test_a_run_is_scanned_once_for_all_its_compressed_bodies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[int] = []
-    flags = RecordRun.sys_flags
-
-    def noted_end(parts: FieldSpans) -> Int64s:
-        asked.append(len(parts.start))
-        return parts.start + parts.length
-
-    def noted_flags(run: RecordRun) -> npt.NDArray[np.int32]:
-        asked.append(len(run))
-        return flags(run)
-
-    monkeypatch.setattr(FieldSpans, "end", property(noted_end))
-    monkeypatch.setattr(RecordRun, "sys_flags", noted_flags)
-    body, flag = deflate(b"b" * 9, Compression.ZLIB), with_compression(0, Compression.ZLIB)
-    one = stored(plain(body, sys_flag=flag))
-    made = RecordColumns(["body"])
-    assert one_batch(made, one * 3).num_rows == 3
-    times = len(asked)
-    assert one_batch(made, one * 30).num_rows == 30
-    assert len(asked) == 2 * times, "as often for many as for few"
-
-
 def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_columns, "BATCH_BYTES", 10_000)
     flag = with_compression(0, Compression.ZLIB)
@@ -435,12 +395,6 @@ def test_bytes_that_are_not_a_record_are_located(damage: bytes, position: int) -
         assert raised.value.position == len(good) + position
 
 
-def test_a_buffer_beyond_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_finder, "INT_MAX", 10)
-    with pytest.raises(InvalidArgument, match="at most 10"):
-        rows_of(stored(plain()))
-
-
 def test_record_columns_can_be_pickled() -> None:
     made = pickle.loads(pickle.dumps(RecordColumns(["body"], tags=frozenset({"a"}))))
     assert one_batch(made, stored(plain(b"x", b"TAGS\x01a")), "").to_pylist() == [{"body": b"x"}]
@@ -451,6 +405,6 @@ def test_golden_stores(name: str, tmp_path: Path) -> None:
     extract(Path(__file__).parents[2] / "data/store" / f"{name}.tar.gz", tmp_path)
     for path in sorted(tmp_path.rglob("commitlog/*")):
         content = path.read_bytes()
-        _, damaged_at = record_finder.find_records(content)
+        _, damaged_at = scan_records(content)
         end = len(content) if damaged_at is None else damaged_at
         assert rows_of(content[:end]) == expected(content[:end])

@@ -24,7 +24,6 @@ from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, QueueOffset
-from turbopump.net.request_protocol import Request
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.retrying_pull import RetryingPull
@@ -33,7 +32,7 @@ from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, request
+from turbopump.wire.command import Command, as_command, request
 from turbopump.wire.headers import PullMessage
 
 COUNT = 300
@@ -306,10 +305,9 @@ class WithSlave(Session):
             broker.broker_addrs[1] = SLAVE
         return found
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        answer = await super().request(
-            self.master if address == SLAVE else address, command, timeout_ms
-        )
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
+        to = self.master if address == SLAVE else address
+        answer = as_command(await super().request(to, command, timeout_ms))
         if command.code == RequestCode.PULL_MESSAGE:
             self.pulled_from.append(address)
             fields = {**(answer.ext_fields or {}), "suggestWhichBrokerId": "1"}
@@ -334,8 +332,8 @@ class WithIgnorantSlave(WithSlave):
 
     refusal = ResponseCode.TOPIC_NOT_EXIST, "topic[T] not exist"
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        answer = await super().request(address, command, timeout_ms)
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
+        answer = as_command(await super().request(address, command, timeout_ms))
         if address == SLAVE and command.code == RequestCode.PULL_MESSAGE:
             code, remark = self.refusal
             return with_fields(answer, code=code, remark=remark, ext_fields={}, body=b"")

@@ -23,8 +23,8 @@ from turbopump.message import MessageQueue
 from turbopump.spark.shared_session import SharedSession
 from turbopump.spark.writing.blocking_sender import in_turn
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_converter import Origin
-from turbopump.spark.writing.send_planner import EncodedSend
+from turbopump.spark.writing.row_encoder import Origin
+from turbopump.spark.writing.send_planner import Send
 from turbopump.spark.writing.writer import Written, send_rows
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
@@ -211,8 +211,8 @@ def test_rows_before_an_invalid_one_are_stored() -> None:
 
 
 def test_lanes_take_turns_and_keep_their_order() -> None:
-    def send(destination: str, row: int) -> EncodedSend:
-        return EncodedSend(destination, "", memoryview(b""), 0, [row])
+    def send(destination: str, row: int) -> Send:
+        return Send(destination, "", memoryview(b""), 0, [row])
 
     mixed = [send("a", 0), send("a", 1), send("a", 2), send("b", 3), send("b", 4)]
     assert [each.rows[0] for each in in_turn(mixed)] == [0, 3, 1, 4, 2]

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from clusters import BROKERS, Cluster, Recorder, cluster
-from sink_tasks import take
+from sink_tasks import encoded, take
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, SparkError
 from turbopump.message import Message
@@ -21,11 +21,11 @@ from turbopump.net.request_protocol import Request
 from turbopump.spark.writing.idempotent_write import SentRows, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
+from turbopump.spark.writing.row_encoder import STAMP_PROPERTY, EncodedRows, Origin
 from turbopump.spark.writing.write_marks import MARKS_TOPIC, Mark
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, as_command
 from turbopump.wire.headers import PullMessage
 
 ORIGIN = Origin("query", "7", 3)
@@ -34,12 +34,12 @@ OPTIONS = SinkOptions(
 )
 
 
-def numbered(count: int, sent: Iterable[int] = (), origin: Origin = ORIGIN) -> ConvertedRows:
+def numbered(count: int, sent: Iterable[int] = (), origin: Origin = ORIGIN) -> EncodedRows:
     messages = [
         Message("T", str(n).encode(), properties={STAMP_PROPERTY: f"{origin.prefix}{n}"})
         for n in range(count)
     ]
-    return ConvertedRows(0, messages, sent=frozenset(sent))
+    return encoded(messages, sent=frozenset(sent))
 
 
 @asynccontextmanager
@@ -157,8 +157,8 @@ class Silenced(Session):
 
     lost = 1
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        answer = await super().request(address, command, timeout_ms)
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
+        answer = as_command(await super().request(address, command, timeout_ms))
         if self.lost and self.is_lost(command):
             self.lost -= 1
             raise ConnectionLost("by a test")
@@ -207,7 +207,7 @@ async def test_attempts_whose_marks_alternate_do_not_wait_for_each_other(tmp_pat
         class LetsAnotherBegin(SilencedMarks):
             """Sends its mark again after the mark of another attempt."""
 
-            async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+            async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
                 try:
                     return await super().request(address, command, timeout_ms)
                 except ConnectionLost:
@@ -275,7 +275,7 @@ async def test_rows_that_differ_from_stored_ones_are_not_skipped(tmp_path: Path)
             found = await task.begin()
     found.require_same(numbered(3))
     found.require_no_more(3)
-    swapped = ConvertedRows(1, [Message("T", b"2"), Message("T", b"1")])
+    swapped = encoded([Message("T", b"2"), Message("T", b"1")], 1)
     with pytest.raises(SparkError, match="row 1 of partition 3 of write query, batch 7 differs"):
         found.require_same(swapped)
     with pytest.raises(SparkError, match="has 2 rows now, but an earlier attempt stored row 2"):

@@ -12,19 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from clusters import BROKERS, Cluster, Recorder, cluster
-from sink_tasks import take
+from sink_tasks import encoded, take
 from turbopump.client.calls import SendStatus
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, RemoteError, SparkError
 from turbopump.message import Message, QueueOffset
-from turbopump.net.request_protocol import Request
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender, SendWindow
-from turbopump.spark.writing.row_converter import ConvertedRows
+from turbopump.spark.writing.row_encoder import EncodedRows
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, as_command
 from turbopump.wire.record import MessageView, decode_records
 
 SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -45,9 +44,9 @@ def stored(world: Cluster, topic: str = "T") -> list[MessageView]:
     return found
 
 
-def numbered(count: int, first_row: int = 0, **more: Any) -> ConvertedRows:
+def numbered(count: int, first_row: int = 0, **more: Any) -> EncodedRows:
     messages = [Message("T", str(first_row + n).encode()) for n in range(count)]
-    return ConvertedRows(first_row, messages, **more)
+    return encoded(messages, first_row, **more)
 
 
 class Refusal:
@@ -116,7 +115,7 @@ async def test_messages_of_a_task_get_their_ids_from_one_generator(tmp_path: Pat
 @virtual_time()
 async def test_no_rows_open_no_connection(tmp_path: Path) -> None:
     async with sending(tmp_path) as (task, _):
-        await take(task, ConvertedRows(0, []))
+        await take(task, encoded([]))
         assert task.counts.rows == 0
 
 
@@ -243,7 +242,7 @@ class Narrow(Session):
 
     active = 0
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
         if command.code not in SENDS:
             return await super().request(address, command, timeout_ms)
         if Narrow.active >= 2:
@@ -284,18 +283,20 @@ async def test_the_error_names_row_and_column(
     tmp_path: Path, message: Message, column: str, words: str
 ) -> None:
     async with sending(tmp_path, body_bytes_max=1000) as (task, _):
+        messages = [Message("T", b"x"), Message("T", b"x"), message]
+        limits = {"body_bytes_max": 1000}
         with pytest.raises(InvalidArgument, match=f"row 44 of partition 3, column {column}: ") as (
             raised
         ):
-            await take(task, ConvertedRows(42, [Message("T", b"x"), Message("T", b"x"), message]))
+            await take(task, encoded(messages, 42, options=limits))
         assert words in str(raised.value)
 
 
 class Unflushed(Session):
     """Gets the status "stored, but not flushed in time" for every send."""
 
-    async def request(self, address: str, command: Request, timeout_ms: int) -> Command:
-        answer = await super().request(address, command, timeout_ms)
+    async def request(self, address: str, command: Any, timeout_ms: int) -> Any:
+        answer = as_command(await super().request(address, command, timeout_ms))
         if command.code not in SENDS:
             return answer
         return replace(answer, code=ResponseCode.FLUSH_DISK_TIMEOUT)

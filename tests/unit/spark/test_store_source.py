@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from appending import append_all
 from example_counts import in_long_runs
 from offline_stores import (
     BORN_MS,
@@ -86,7 +87,7 @@ def test_bodies_are_as_their_senders_gave_them(tmp_path: Path) -> None:
 
 def test_a_store_written_here(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store", StoreConfig(segment_bytes=4096)) as opened:
-        opened.append_all([[message(number)] for number in range(20)])[-1].durable.result()
+        append_all(opened, [[message(number)] for number in range(20)])[-1].durable.result()
         with pytest.raises(StoreInUse, match="stop it, or read a copy"):
             rows_of(tmp_path / "store")
         shutil.copytree(tmp_path / "store", tmp_path / "copy")

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
 
-import numpy as np
-
+from turbopump.core import RecordTable
 from turbopump.errors import StoreDamaged
 from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.offline.log_reader import End, Found, LogReader, Stop, opened
 from turbopump.spark.offline.options import Wanted
 from turbopump.spark.offline.store_files import LogFile
-from turbopump.spark.records.arrow_arrays import Int64s
-from turbopump.spark.records.record_run import RecordRun
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ class DamagedBytes:
     reason: str
 
 
-def records_of(part: LogPart) -> Iterator[RecordRun | DamagedBytes]:
+def records_of(part: LogPart) -> Iterator[RecordTable | DamagedBytes]:
     """Read a part, including skipped ranges; raises StoreDamaged."""
     with opened(part.file) as reader:
         at: int | None = part.start
@@ -78,7 +76,7 @@ def records_of(part: LogPart) -> Iterator[RecordRun | DamagedBytes]:
             may_be_torn = part.damage is Damage.ENDS_LOG
             for item in reader.walk(at, part.end, may_be_torn=may_be_torn):
                 if isinstance(item, Found):
-                    yield item.run
+                    yield item.records
                 else:
                     stop = item
             at = _resumed(reader, part, stop)
@@ -164,16 +162,16 @@ def _split_last(reader: LogReader, part_bytes: int) -> list[LogPart]:
         if isinstance(item, Stop):
             _warn_of_torn_end(file, item)
             continue
-        starts = item.at + item.run.starts - item.run.starts[0]
-        end = int(starts[-1] + item.run.sizes[-1])
-        places += _places(starts, places[-1], part_bytes)
+        starts = item.records.starts()
+        shift, end = item.at - starts[0], item.end
+        places += [at + shift for at in _places(starts, places[-1] - shift, part_bytes)]
     return _parts(file, [*places, end], Damage.FAILS)
 
 
-def _places(starts: Int64s, last: int, part_bytes: int) -> Iterable[int]:
+def _places(starts: Sequence[int], last: int, part_bytes: int) -> Iterable[int]:
     """Return the starts that are one part size apart."""
-    while (row := int(np.searchsorted(starts, last + part_bytes))) < len(starts):
-        last = int(starts[row])
+    while (row := bisect_left(starts, last + part_bytes)) < len(starts):
+        last = starts[row]
         yield last
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from turbopump.core import RecordTable, scan_records
 from turbopump.errors import RecordError
 from turbopump.spark.offline.store_files import LogFile
-from turbopump.spark.records.record_finder import damage_at, find_records
-from turbopump.spark.records.record_run import DAMAGED_TOPIC, RecordRun
+from turbopump.spark.records.record_columns import DAMAGED_TOPIC, damage_at, damaged_topics
 from turbopump.wire.record import (
     BLANK_BYTES,
     BLANK_MAGIC,
@@ -61,7 +61,16 @@ class Found:
     """Intact records, back to back, from a position in the file."""
 
     at: int
-    run: RecordRun
+    records: RecordTable
+
+    @property
+    def end(self) -> int:
+        return (
+            self.at
+            + self.records.starts()[-1]
+            - self.records.starts()[0]
+            + (self.records.sizes()[-1])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class LogReader:
         A record must start at ``start``. With ``may_be_torn``, the last record also counts as
         damaged if only its checksum, which covers just the body, speaks for it.
         """
+        # Zeros in its properties may be data that never reached the disk.
         at, doubtful = start, None
         while True:
             found = self._records_at(at, end, READ_BYTES)
@@ -89,10 +99,10 @@ class LogReader:
             if isinstance(found, Stop):
                 yield found
                 return
-            at += int(found.run.sizes.sum())
-            if may_be_torn and _ends_doubtfully(found.run):
+            at = found.end
+            if may_be_torn and b"\0" in found.records.text(-1):
                 found, doubtful = _split_last(found)
-            if len(found.run):
+            if len(found.records):
                 yield found
 
     def next_record(self, at: int, end: int) -> int | None:
@@ -139,7 +149,7 @@ class LogReader:
     def first_store_time_ms(self) -> int | None:
         """Return when the first message of the file was stored."""
         found = self._records_at(0, 1, 64 * 1024)
-        return None if isinstance(found, Stop) else int(found.run.store_times_ms()[0])
+        return None if isinstance(found, Stop) else found.records.store_times_ms()[0]
 
     def _is_record(self, at: int) -> bool:
         head = os.pread(self.fd, _HEAD.size, at)
@@ -163,27 +173,27 @@ class LogReader:
         size, magic = _PREFIX.unpack(data[:8].ljust(8, b"\0"))
         if magic in (MAGIC, MAGIC_V2) and len(data) < size <= self.file.size - at:
             data = os.pread(self.fd, size, at)
-        run, _ = find_records(data)
-        run, damage = self._good(run, at)
-        if len(run):
-            return Found(at, run)
+        records, _ = scan_records(data)
+        good, damage = self._good(records, at)
+        if len(good):
+            return Found(at, good)
         if damage is not None:
             return Stop(at, End.DAMAGED, damage)
         return self._stop(at, data)
 
-    def _good(self, run: RecordRun, at: int) -> tuple[RecordRun, str | None]:
+    def _good(self, records: RecordTable, at: int) -> tuple[RecordTable, str | None]:
         """Return the records before the first damaged one, and what is wrong with that."""
-        wrong = []
-        placed = run.physical_offsets() == self.file.start + at + run.starts
-        if not placed.all():
-            row = int(placed.argmin())
-            wrong.append((row, f"message claims position {run.physical_offsets()[row]}"))
-        wrong += [(row, "body does not match its checksum") for row in run.damaged_bodies()[:1]]
-        wrong += [(row, DAMAGED_TOPIC) for row in run.damaged_topics()[:1]]
+        base = self.file.start + at
+        wrong = [
+            (row, f"message claims position {position}")
+            for row, position in _misplaced(records.physical_offsets(), records.starts(), base)
+        ]
+        wrong += [(row, "body does not match its checksum") for row in records.damaged_bodies()]
+        wrong += [(row, DAMAGED_TOPIC) for row in damaged_topics(records)]
         if not wrong:
-            return run, None
+            return records, None
         row, reason = min(wrong, key=lambda one: one[0])
-        return run.where(slice(row)), reason
+        return records[:row], reason
 
     def _stop(self, at: int, data: bytes) -> Stop:
         left = self.file.size - at
@@ -203,13 +213,15 @@ def opened(file: LogFile) -> Iterator[LogReader]:
         os.close(fd)
 
 
-def _ends_doubtfully(run: RecordRun) -> bool:
-    """Whether the last record's properties contain zeros, as data that never reached the disk."""
-    start, end = int(run.properties.start[-1]), int(run.properties.end[-1])
-    return 0 in run.data[start:end]
+def _misplaced(
+    positions: Sequence[int], starts: Sequence[int], base: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the records that are not where they claim to be in the log, and their claims."""
+    pairs = enumerate(zip(positions, starts, strict=True))
+    return ((row, claimed) for row, (claimed, start) in pairs if claimed != base + start)
 
 
 def _split_last(found: Found) -> tuple[Found, Found]:
-    run = found.run
-    last = Found(found.at + int(run.starts[-1] - run.starts[0]), run.where(slice(-1, None)))
-    return Found(found.at, run.where(slice(-1))), last
+    records = found.records
+    last = Found(found.end - records.sizes()[-1], records[-1:])
+    return Found(found.at, records[:-1]), last

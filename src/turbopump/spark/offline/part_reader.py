@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import pyarrow as pa
 
+from turbopump.core import RecordTable, scan_records
 from turbopump.errors import DamagedMessage, StoreDamaged
 from turbopump.spark.offline.log_partitions import DamagedBytes, LogPart, records_of
 from turbopump.spark.offline.options import StoreOptions, Wanted
 from turbopump.spark.records.bad_records import BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_finder import find_records
-from turbopump.spark.records.record_run import RecordRun
 
 _BATCH_BYTES = 16 * 1024 * 1024
 """Small batches are merged up to this size."""
@@ -47,16 +46,16 @@ class PartReader:
                 continue
             chosen = _chosen(item, self._options.wanted)
             for first in range(0, len(chosen), rows_max):
-                piece = chosen.where(slice(first, first + rows_max))
+                piece = chosen[first : first + rows_max]
                 yield from made.batches_of(piece, broker=broker)
 
     def _damaged(
         self, made: RecordColumns, item: DamagedBytes, broker: str
     ) -> Iterator[pa.RecordBatch]:
         """Return rows for a range of bytes: damaged messages as far as they are readable."""
-        run, _ = find_records(item.data)
-        if len(run):
-            chosen = _chosen(run, self._options.wanted)
+        records, _ = scan_records(item.data)
+        if len(records):
+            chosen = _chosen(records, self._options.wanted)
             yield from made.batches_of(chosen, broker=broker, reason=item.reason)
         else:
             # Whatever its topic and time.
@@ -64,15 +63,15 @@ class PartReader:
             yield made.row(broker=broker, size=size, decodeError=item.reason)
 
 
-def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:
-    topics, codes = run.topics()
-    names = (topic.decode("utf-8", "replace") for topic in topics)
-    mask = np.array([wanted.has_topic(name) for name in names], np.bool_)[codes]
-    if wanted.start_ms is not None:
-        mask &= run.store_times_ms() >= wanted.start_ms
-    if wanted.end_ms is not None:
-        mask &= run.store_times_ms() < wanted.end_ms
-    return run if mask.all() else run.where(mask)
+def _chosen(records: RecordTable, wanted: Wanted) -> RecordTable:
+    topics, indices = records.topics()
+    of_topic = [wanted.has_topic(topic.decode("utf-8", "replace")) for topic in topics]
+    start_ms = -math.inf if wanted.start_ms is None else wanted.start_ms
+    end_ms = math.inf if wanted.end_ms is None else wanted.end_ms
+    if all(of_topic) and start_ms == -math.inf and end_ms == math.inf:
+        return records
+    rows = zip(indices, records.store_times_ms(), strict=True)
+    return records.where(bytes(of_topic[topic] and start_ms <= at < end_ms for topic, at in rows))
 
 
 def _joined(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:

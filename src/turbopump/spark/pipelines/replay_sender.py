@@ -25,7 +25,7 @@ from turbopump.spark.records.schema import report_schemas
 from turbopump.spark.shared_session import shared_session
 from turbopump.spark.worker_process import begins_call
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_converter import Origin
+from turbopump.spark.writing.row_encoder import Origin
 from turbopump.spark.writing.writer import Written, send_rows
 
 FROM = "fromTopic"

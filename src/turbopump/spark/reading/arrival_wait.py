@@ -11,7 +11,6 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import Offsets, Place, values_by_place
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.topic_queries import TopicQueries
@@ -40,7 +39,6 @@ class ArrivalWait:
         self._reader = reader
         self._topics = topics
         self._checks = checks
-        self._by_place = LastResult(values_by_place)
         self._refusals: dict[MessageQueue, tuple[Unreadable, str]] = {}
         """Why queues cannot be waited for, found during a wait."""
 
@@ -51,7 +49,7 @@ class ArrivalWait:
         are raised.
         """
         waits = [
-            wait for each in self._by_place(at).values() for wait in self._waits(each, wait_ms)
+            wait for each in values_by_place(at).values() for wait in self._waits(each, wait_ms)
         ]
         held = [asyncio.ensure_future(wait) for wait in waits]
         sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))

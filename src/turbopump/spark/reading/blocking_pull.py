@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
@@ -36,13 +37,15 @@ from turbopump.spark.reading.pull_responses import (
     ResponseBuffer,
     UnexpectedResponse,
 )
-from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage
-from turbopump.wire.prepared_frames import PullRequestFrames
+from turbopump.wire.prepared_requests import PullRequest, pull_requests
 from turbopump.wire.record import FIXED_BYTES
 
 _log = logging.getLogger(__name__)
+
+Span: TypeAlias = tuple[int, int]
+"""The start and the end of a range, of bytes or of offsets."""
 
 ENOUGH_ROWS = 4096
 ENOUGH_BYTES = 2 * 1024 * 1024
@@ -109,7 +112,8 @@ class BlockingPull:
         self._buffer = ResponseBuffer(connection, reader)
         self._pool = pool
         self._pulling = pulling
-        self._requests = {topic: PullRequestFrames(header) for topic, header in headers.items()}
+        self._headers = headers
+        self._frames = {topic: pull_requests(header).frame for topic, header in headers.items()}
         self._unopened = deque(ranges)
         self._open: deque[_RangePull] = deque()
         self._rows_open = 0
@@ -242,13 +246,19 @@ class BlockingPull:
 
     def _put(self, of: QueueRange, offset: int, count: int) -> int:
         """Add a request to the next write; return its number."""
-        connection, frames = self._connection, self._requests[of.topic]
+        connection = self._connection
         if self._has_hooks:
             # Hooks may change each request, as a signature does: 9 µs instead of 1.
-            number = connection.put_request(frames.command(of.queue_id, offset, count))
+            header = structs.replace(
+                self._headers[of.topic],
+                queue_id=of.queue_id,
+                queue_offset=offset,
+                max_msg_nums=count,
+            )
+            number = connection.put_request(PullRequest(header).command())
         else:
             number = connection.unused_opaque()
-            connection.put(frames.frame(number, of.queue_id, offset, count))
+            connection.put(self._frames[of.topic](number, of.queue_id, offset, count))
         self._answers[number] = offset
         return number
 

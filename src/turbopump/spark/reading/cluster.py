@@ -18,7 +18,6 @@ from turbopump.errors import InvalidArgument, NoRoute, RemoteError, RequestTimeo
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.arrival_wait import ArrivalWait
 from turbopump.spark.reading.commit_routes import CommitRoutes
-from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.message_probes import MessageProbes
 from turbopump.spark.reading.offsets import (
     Limits,
@@ -44,7 +43,7 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.reading.queue_discovery import QueueDiscovery
 from turbopump.spark.reading.retry import gather_all, gather_available, with_retries
-from turbopump.spark.reading.topic_queries import TopicQueries
+from turbopump.spark.reading.topic_queries import Newest, TopicQueries
 from turbopump.spark.reading.unreadable_queues import (
     QueueChecks,
     Unreadable,
@@ -88,8 +87,6 @@ class Cluster:
         self._probes = MessageProbes(self._reader, self._topics, options.pulling.retries)
         self._commit_routes = CommitRoutes(session)
         self.lost_commits = self._commit_routes.take_lost
-        self._by_place = LastResult(by_place)
-        self._join = LastResult(lambda *found: dict(chain(*(each.items() for each in found))))
         self._arrivals = ArrivalWait(session, options, self._reader, self._topics, self._checks)
         self._unavailable: dict[str, _Cause] = {}
         self._uncommitted: dict[str, _Cause] = {}
@@ -135,18 +132,22 @@ class Cluster:
         )
 
     async def known_limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
-        """Return the ends of queues whose brokers respond; log the others.
-
-        Returns the same object as before if nothing changed and the queues are the same object.
-        """
-        places: dict[Place, list[MessageQueue]] = self._by_place(queues)
+        """Return the ends of queues whose brokers respond; log the others."""
+        places = by_place(queues)
         asked = [place for place in places if not self._is_silent(place[1])]
         found, failed = await gather_available(
             asked, lambda place: self._topics.limits(places[place])
         )
         errors = ((queue, error) for place, error in failed.items() for queue in places[place])
         self._log_once(self._unavailable, (broker for _, broker in asked), errors, "not available")
-        return next(iter(found.values())) if len(found) == 1 else self._join(*found.values())
+        return dict(chain(*(each.items() for each in found.values())))
+
+    def newest(self) -> Mapping[Place, Newest] | None:
+        """Return which message was the last one of each topic when its ends were asked for.
+
+        None if that is unknown.
+        """
+        return self._topics.newest()
 
     def _log_once(
         self,

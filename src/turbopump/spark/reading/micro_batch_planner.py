@@ -16,7 +16,6 @@ from turbopump.clock import Clock
 from turbopump.errors import DataLost
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.cluster import Cluster
-from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import (
     NOTHING_BELOW,
     Limits,
@@ -54,17 +53,6 @@ class _QueueSnapshot:
     """Queues that were deleted and re-created."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LastSnapshot:
-    """A snapshot and its inputs; while these are the same objects, so is the next snapshot."""
-
-    start: Offsets
-    known: tuple[MessageQueue, ...]
-    read: list[MessageQueue]
-    limits: Mapping[MessageQueue, Limits]
-    seen: _QueueSnapshot
-
-
 class MicroBatchPlanner:
     """Decides where each micro-batch ends; keeps state between them.
 
@@ -93,8 +81,6 @@ class MicroBatchPlanner:
         """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
         """Marks of the last messages before the offsets that `latest` returned."""
-        self._empty_below: list[MessageQueue] = []
-        """Queues with nothing stored below their offsets."""
         self._marked_at: Offsets = {}
         self._missing_due_ms = clock.monotonic_ms()
         """When to ask again for marks that are missing."""
@@ -105,15 +91,9 @@ class MicroBatchPlanner:
         """The end of each queue as far as it is known, for lag metrics."""
         self._reported: frozenset[str] = frozenset()
         """Unreadable queues that have been logged."""
-        self._last_snapshot: _LastSnapshot | None = None
-        self._last_chosen: tuple[Offsets, list[MessageQueue]] = {}, []
-        self._all_committed: Offsets | None = None
-        self._last_moves: tuple[Offsets, Offsets, Offsets] = {}, {}, {}
-        """Start and end of the last batch, and the ends of those queues that moved."""
-        self._backlog = LastResult(backlog)
-        self._ends = LastResult(self._ends_to_wait_at)
-        self._newest = LastResult(_newest)
-        self._unrouted = LastResult(lambda read, known: frozenset(read).difference(known))
+        self._quiet: tuple[object, ...] | None = None
+        """What the last look saw: offsets, ends of queues, and last messages of topics; None if
+        something was unusual."""
 
     async def freeze(self) -> None:
         """Stop the stream at the current ends of its queues."""
@@ -130,18 +110,12 @@ class MicroBatchPlanner:
         if not (self._options.commit_offsets and self._may_commit()):
             return
         await self._find_lost_commits(offsets)
-        if offsets is self._all_committed and not self._left:
-            return
-        before, after, changed = self._last_moves
-        if self._left or offsets is not after or before is not self._all_committed:
-            wanted = {**offsets, **dict.fromkeys(self._left, 0)}
-            committed, doubtful = self.committed.get, self._doubtful
-            changed = {q: at for q, at in wanted.items() if committed(q) != at or q in doubtful}
+        wanted = {**offsets, **dict.fromkeys(self._left, 0)}
+        committed, doubtful = self.committed.get, self._doubtful
+        changed = {q: at for q, at in wanted.items() if committed(q) != at or q in doubtful}
         accepted = await self._cluster.commit(changed) if changed else {}
         self.committed.update(accepted)
         self._doubtful.difference_update(accepted)
-        is_all = len(accepted) == len(changed) and not self._left
-        self._all_committed = offsets if is_all else None
 
     async def _find_lost_commits(self, offsets: Offsets) -> None:
         """Find accepted offsets that brokers no longer have, or lost in a crash since.
@@ -155,9 +129,7 @@ class MicroBatchPlanner:
             known = [queue for queue in offsets if queue in self.committed]
             stored = await self._cluster.stored_offsets(known)
             doubtful += (queue for queue, at in stored.items() if at != self.committed[queue])
-        if doubtful:
-            self._doubtful.update(doubtful)
-            self._all_committed = None
+        self._doubtful.update(doubtful)
 
     async def latest(
         self,
@@ -177,8 +149,7 @@ class MicroBatchPlanner:
         if marks is None:
             same = (queue for queue in self.marks if self._marked_at.get(queue) == start.get(queue))
             marks = {queue: self.marks[queue] for queue in same}
-        if marks is not self.marks:
-            self.marks, self._empty_below = marks, _empty_below(marks)
+        self.marks = marks
         if not (start or has_begun or self._has_begun):
             # The first batch only records where the stream starts.
             queues = await self._cluster.queues()
@@ -189,14 +160,14 @@ class MicroBatchPlanner:
         seen = await self._snapshot(start, is_first=not self._has_begun)
         self._has_begun = True
         end = await self._end(seen, is_limited=is_limited)
-        if (end is start or end == start) and self._frozen is None:
+        if end == start and self._frozen is None:
             if await self._wait(seen):
                 seen = await self._snapshot(start)
             end = await self._end(seen, is_limited=is_limited)
         planned, end = end, await self._marked(start, end, self._missing(seen, end))
-        if end is not start and end != start:
+        if end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
-        elif planned is not start and planned != start:
+        elif planned != start:
             # Spark would ask a broker that does not respond again immediately.
             await self._wait(seen)
         self._left -= {queue for queue in seen.returned if end.get(queue) == planned.get(queue)}
@@ -215,9 +186,6 @@ class MicroBatchPlanner:
         A queue whose broker does not respond stays at its old offset, and a new one is not added:
         without a mark, a re-created queue would be read from the middle.
         """
-        if end is start and not missing:
-            self._marked_at = end
-            return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
         asked = {queue: at for queue, at in changed.items() if at > 0}
         if missing:
@@ -228,28 +196,11 @@ class MicroBatchPlanner:
             end = {queue: at for queue, at in end.items() if queue not in held} | stays
             changed = {queue: at for queue, at in changed.items() if queue not in held}
         known = {queue: mark for queue, mark in found.items() if mark is not None}
-        self._record(known, changed, end)
-        if not changed and end == start:
-            end = start
-        else:
-            self._last_moves = start, end, changed
+        # Without those of other offsets.
+        kept = {q: mark for q, mark in self.marks.items() if q in end and q not in changed}
+        self.marks = {**kept, **known}
         self._marked_at = end
         return end
-
-    def _record(self, known: Marks, changed: Offsets, end: Offsets) -> None:
-        """Take new marks, and drop those of other offsets; unchanged marks stay the same object."""
-        outdated = changed.keys() - known.keys()
-        if not self.marks.keys() <= end.keys():
-            outdated |= self.marks.keys() - end.keys()
-        if not known and outdated.isdisjoint(self.marks):
-            return
-        marks = {**self.marks, **known}
-        for queue in outdated:
-            marks.pop(queue, None)
-        self.marks = marks
-        # Of thousands of queues usually none is empty: they are searched only if one is.
-        if self._empty_below or NOTHING_BELOW in known.values():
-            self._empty_below = _empty_below(marks)
 
     async def _last_marks(
         self, offsets: Offsets, *, is_first: bool
@@ -327,19 +278,12 @@ class MicroBatchPlanner:
 
     async def _snapshot(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
         known = await self._cluster.known_queues(start)
-        last = self._last_snapshot
-        if last is not None and last.start is start and last.known is known:
-            unreadable = await self._cluster.unreadable(last.read, ())
-            if not unreadable and await self._limits(last.read) is last.limits:
-                return last.seen
-        self._last_snapshot = None
         new = await self._new_queues(start, known)
-        read = self._chosen(start)
+        read = [queue for queue in start if self._options.chosen.has(queue)]
         limits = found = await self._limits(read)
         outside = [q for q, ends in limits.items() if not ends.low <= start[q] <= ends.high]
-        doubtful = self._unrouted(read, known).union(
-            queue for queue in outside if limits[queue].high < start[queue]
-        )
+        doubtful = set(read).difference(known)
+        doubtful.update(queue for queue in outside if limits[queue].high < start[queue])
         unreadable = await self._cluster.unreadable(read, doubtful)
         if is_first:
             self._require_frozen(read, unreadable)
@@ -351,7 +295,10 @@ class MicroBatchPlanner:
         if unreadable:
             limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
         again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
-        recreated, unchecked = await self._recreated(kept, limits)
+        recreated, unchecked = frozenset[MessageQueue](), frozenset[MessageQueue]()
+        newest = self._cluster.newest()
+        if unreadable or newest is None or self._quiet != (start, found, newest):
+            recreated, unchecked = await self._recreated(kept, limits)
         suspects = {q: limits[q] for q in chain(outside, recreated) if q in limits}
         reached = self._past_losses(kept, {**suspects, **closed}, recreated)
         if again:
@@ -359,7 +306,7 @@ class MicroBatchPlanner:
         highs = {queue: ends.high for queue, ends in limits.items() if queue not in unchecked}
         self.latest_known = {**kept, **highs, **new}
         target = highs
-        if self._frozen is not None or reached is not kept:
+        if self._frozen is not None or reached != kept:
             # A re-created queue moves back in this batch and is read in the next: a range that
             # ends before its start is empty.
             target = {
@@ -369,20 +316,9 @@ class MicroBatchPlanner:
             }
         returned = self._left & (new.keys() | again.keys())
         seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), returned=returned)
-        if not (unreadable or new or unchecked or returned or doubtful or self._frozen):
-            self._last_snapshot = _LastSnapshot(start, known, read, found, seen)
+        unusual = unreadable or new or unchecked or recreated or returned or doubtful
+        self._quiet = None if unusual or self._frozen else (start, found, newest)
         return seen
-
-    def _chosen(self, start: Offsets) -> list[MessageQueue]:
-        """Return the queues to read, the same object for offsets of the same queues.
-
-        `Cluster` then has them already sorted by broker.
-        """
-        queues, chosen = self._last_chosen
-        if start.keys() != queues.keys():
-            chosen = [queue for queue in start if self._options.chosen.has(queue)]
-        self._last_chosen = start, chosen
-        return chosen
 
     async def _closed(
         self, limits: Mapping[MessageQueue, Limits], unreadable: Mapping[MessageQueue, Unreadable]
@@ -485,12 +421,12 @@ class MicroBatchPlanner:
             recreated, unchecked = await self._changed(start, checkable(limits))
             self._checks_all = bool(unchecked)
             return recreated, unchecked
-        newest: list[MessageQueue] = self._newest(marks)
+        newest = _newest(marks)
         samples = checkable(newest)
         if len(samples) < len(newest):
             samples = _newest({queue: marks[queue] for queue in checkable(limits)})
         # These have no position to sort by; few can be checked, as messages do not come back.
-        samples += checkable(self._empty_below)
+        samples += checkable(queue for queue, mark in marks.items() if mark == NOTHING_BELOW)
         changed, unavailable = await self._changed(start, samples)
         unchecked = frozenset(_in_places_of(unavailable, limits))
         suspects = checkable(_in_places_of(changed, limits))
@@ -537,7 +473,7 @@ class MicroBatchPlanner:
     # --- end of the batch -------------------------------------------------------------------------
 
     async def _end(self, seen: _QueueSnapshot, *, is_limited: bool) -> Offsets:
-        rows = self._backlog(seen.start, seen.target)
+        rows = backlog(seen.start, seen.target)
         if is_limited:
             rows = {} if self._is_too_few(sum(rows.values())) else await self._cut(seen, rows)
         end = forward(seen.start, rows)
@@ -568,9 +504,9 @@ class MicroBatchPlanner:
     async def _wait(self, seen: _QueueSnapshot) -> bool:
         """Wait for messages, at most until the next lookup of queues is due."""
         wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
-        if self._backlog(seen.start, seen.target):
+        if backlog(seen.start, seen.target):
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
-        return await self._cluster.wait_for_messages(self._ends(seen), wait_ms)
+        return await self._cluster.wait_for_messages(self._ends_to_wait_at(seen), wait_ms)
 
     def _ends_to_wait_at(self, seen: _QueueSnapshot) -> Offsets:
         return {
@@ -589,11 +525,6 @@ def _newest(marks: Marks) -> list[MessageQueue]:
         if newest > NOTHING_BELOW[1]:
             found.append(queues[positions.index(newest)])
     return found
-
-
-def _empty_below(marks: Marks) -> list[MessageQueue]:
-    """Return the queues with nothing stored below their offsets."""
-    return [queue for queue, mark in marks.items() if mark == NOTHING_BELOW]
 
 
 def _in_places_of(

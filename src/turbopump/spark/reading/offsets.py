@@ -91,11 +91,9 @@ def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
 
 
 def values_by_place(values: Mapping[MessageQueue, T]) -> dict[Place, Mapping[MessageQueue, T]]:
-    """Group values of queues by topic and broker; those of a single place are the same object."""
-    places = by_place(values)
-    if len(places) == 1:
-        return dict.fromkeys(places, values)
-    return {place: {q: values[q] for q in queues} for place, queues in places.items()}
+    """Group values of queues by topic and broker."""
+    places = by_place(values).items()
+    return {place: {queue: values[queue] for queue in queues} for place, queues in places}
 
 
 def _nested(
@@ -282,6 +280,5 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
 
 
 def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> Offsets:
-    """Return the offsets advanced by counts of messages; the same object if none moves."""
-    moved = {queue: start[queue] + step for queue, step in steps.items()}
-    return {**start, **moved} if moved else start
+    """Return the offsets advanced by counts of messages."""
+    return {**start, **{queue: start[queue] + step for queue, step in steps.items()}}

@@ -7,14 +7,17 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, groupby
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
+from turbopump.core import RecordTable, scan_records
 from turbopump.errors import DataLost
 from turbopump.spark.reading.blocking_pull import BufferedChunk, start_blocking_pull
 from turbopump.spark.reading.dead_letters import DeadLetterTopic
@@ -24,15 +27,15 @@ from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.partition_planner import LastMessage, Partition, QueueRange
 from turbopump.spark.reading.retrying_pull import RetryingPull
 from turbopump.spark.reading.topic_queries import TopicQueries
-from turbopump.spark.records.arrow_arrays import Int64s, keep_freed_memory, renamed
+from turbopump.spark.records.arrow_arrays import keep_freed_memory, renamed
 from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
-from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_finder import damage_at, find_records
-from turbopump.spark.records.record_run import Mask, RecordRun
+from turbopump.spark.records.record_columns import RecordColumns, damage_at
 from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.shared_session import SharedSession, shared_session
 
 _log = logging.getLogger(__name__)
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _ANY = LastMessage(-1, -1, 2**63 - 1)
 """Stands for an unknown last message: none is stored after it, and none equals it."""
@@ -91,11 +94,11 @@ class PartitionReader:
             return ranges
         try:
             while (chunk := pull.next_chunk()) is not None:
-                run = whole_run(chunk)
-                if run is None:
+                table = whole_table(chunk)
+                if table is None:
                     return [*chunk.ranges, *pull.unread()]
-                run = self._as_planned(run, chunk.sources, _span_numbers(run, chunk))
-                yield from self._batches(made, run, ranges[0].broker)
+                table = self._as_planned(table, chunk.sources)
+                yield from self._batches(made, table, ranges[0].broker)
         finally:
             pull.close()
         return pull.unread()
@@ -109,15 +112,15 @@ class PartitionReader:
         pull = RetryingPull(shared.session, of, group, pulling, fail_on_data_loss=fails)
         try:
             while (chunk := shared.run(lambda _: pull.next_chunk())) is not None:
-                run, damaged_at = find_records(chunk.records)
-                run = run.between(chunk.start, chunk.end)
-                yield from self._batches(made, self._as_planned(run, [of]), of.broker)
+                found, damaged_at = scan_records(chunk.records)
+                table = found.between([(chunk.start, chunk.end)])
+                yield from self._batches(made, self._as_planned(table, [of]), of.broker)
                 if damaged_at is not None:
-                    at = int(run.queue_offsets()[-1]) + 1 if len(run) else chunk.start
+                    at = table.queue_offsets()[-1] + 1 if len(table) else chunk.start
                     rest = replace(of, start=at)
                     return (yield from self._read_malformed(shared, made, pull, rest))
                 # Offsets have no gaps, so fewer messages mean that some are gone.
-                missing = chunk.end - chunk.start - len(run)
+                missing = chunk.end - chunk.start - len(table)
                 if missing and not pulling.is_filtered:
                     pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
         finally:
@@ -134,8 +137,8 @@ class PartitionReader:
             return [replace(of, start=of.start + 1)] if of.rows > 1 else []
         raw, offset = found
         if offset < of.end:
-            run, damaged_at = find_records(raw)
-            yield from self._batches(made, self._as_planned(run, [of]), of.broker)
+            table, damaged_at = scan_records(raw)
+            yield from self._batches(made, self._as_planned(table, [of]), of.broker)
             if damaged_at is not None:
                 reason = damage_at(raw, 0).reason
                 made.bad.take([BadRecord(of.topic, of.broker, of.queue_id, offset, reason, raw)])
@@ -150,20 +153,19 @@ class PartitionReader:
                     )
         return [replace(of, start=offset + 1)] if offset + 1 < of.end else []
 
-    def _as_planned(
-        self, run: RecordRun, sources: Sequence[QueueRange], numbers: Int64s | int = 0
-    ) -> RecordRun:
+    def _as_planned(self, table: RecordTable, sources: Sequence[QueueRange]) -> RecordTable:
         """Return records without those of a topic that was re-created after the plan.
 
-        ``numbers`` are the records' indices into ``sources``. Raises DataLost if losses are errors.
+        There is a source for each part of the records' buffer. Raises DataLost if losses are
+        errors.
         """
-        replaced = _replaced_rows(run, [each.last for each in sources], numbers)
-        if replaced is None:
-            return run
+        replaced = _replaced_rows(table, [each.last for each in sources])
+        if not replaced.any():
+            return table
         row = int(replaced.argmax())
-        of = sources[numbers if isinstance(numbers, int) else int(numbers[row])]
-        self._report_recreated([f"{of.queue}: message {run.queue_offsets()[row]}"])
-        return run.where(~replaced)
+        of = sources[table.spans()[row]]
+        self._report_recreated([f"{of.queue}: message {table.queue_offsets()[row]}"])
+        return table.where((~replaced).data)
 
     def _require_unchanged(
         self, shared: SharedSession, ranges: Sequence[QueueRange], pulling: Pulling
@@ -200,11 +202,11 @@ class PartitionReader:
         _log.warning("%s; continuing without them", text)
 
     def _batches(
-        self, made: RecordColumns, run: RecordRun, broker: str
+        self, made: RecordColumns, table: RecordTable, broker: str
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows; their topic names are the application's, without the namespace."""
         namespace, columns = self.options.client.namespace, self.options.columns
-        for batch in made.batches_of(run, broker=broker):
+        for batch in made.batches_of(table, broker=broker):
             if batch.num_rows and namespace and "topic" in columns:
                 at = columns.index("topic")
                 topics = renamed(batch.column(at), lambda name: without_namespace(namespace, name))
@@ -213,53 +215,43 @@ class PartitionReader:
                 yield batch
 
 
-def whole_run(chunk: BufferedChunk) -> RecordRun | None:
+def whole_table(chunk: BufferedChunk) -> RecordTable | None:
     """Return all records of a chunk, or None if some are damaged or missing."""
-    run, damaged_at = find_records(chunk.data, chunk.spans)
+    found, damaged_at = scan_records(chunk.data, chunk.spans)
     if damaged_at is not None:
         return None
-    if chunk.is_filtered or len(run) != sum(each.rows for each in chunk.ranges):
-        # Drop records beyond a range, and those that came with the response before.
-        wanted = np.array(chunk.wanted, np.int64).reshape(-1, 2)
-        run = run.between(*wanted[_span_numbers(run, chunk)].T)
-    return run if chunk.is_filtered or _are_of(run, chunk.ranges) else None
+    # Without records beyond a range, and those that came with the response before.
+    table = found.between(chunk.wanted)
+    return table if chunk.is_filtered or _are_of(table, chunk.ranges) else None
 
 
-def _span_numbers(run: RecordRun, chunk: BufferedChunk) -> Int64s:
-    """Return which span each record is in."""
-    begins = np.array([begin for begin, _ in chunk.spans], np.int64)
-    return np.searchsorted(begins, run.starts, side="right") - 1
+def _replaced_rows(table: RecordTable, lasts: Sequence[LastMessage | None]) -> Mask:
+    """Return which records were stored after their batch was planned.
 
-
-def _replaced_rows(
-    run: RecordRun, lasts: Sequence[LastMessage | None], numbers: Int64s | int
-) -> Mask | None:
-    """Return which records were stored after their batch was planned, None if there are none.
-
-    ``numbers`` are the records' indices into ``lasts``. A log only grows, so a record that is
-    stored after the last planned message of its queue replaced a planned one.
+    There is a last message for each part of the records' buffer. A log only grows, so a record that
+    is stored after the last planned message of its queue replaced a planned one.
     """
-    if not len(run) or not any(lasts):
-        return None
+    if not len(table) or not any(lasts):
+        return np.zeros(len(table), np.bool_)
     flat = np.fromiter(
         chain.from_iterable(last or _ANY for last in lasts), np.int64, 3 * len(lasts)
     )
-    offsets, times, positions = flat.reshape(-1, 3)[numbers].T
-    found = run.physical_offsets()
-    is_last = run.queue_offsets() == offsets
-    replaced = (found > positions) | (
-        is_last & ((found != positions) | (run.store_times_ms() != times))
+    offsets, times, positions = flat.reshape(-1, 3)[np.asarray(table.spans())].T
+    found = np.asarray(table.physical_offsets())
+    is_last = np.asarray(table.queue_offsets()) == offsets
+    replaced: Mask = (found > positions) | (
+        is_last & ((found != positions) | (np.asarray(table.store_times_ms()) != times))
     )
-    return replaced if replaced.any() else None
+    return replaced
 
 
-def _are_of(run: RecordRun, ranges: list[QueueRange]) -> bool:
+def _are_of(table: RecordTable, ranges: list[QueueRange]) -> bool:
     """Whether records are exactly those of some ranges."""
     rows = np.array([each.rows for each in ranges])
-    if len(run) != rows.sum():
+    if len(table) != rows.sum():
         return False
     # The difference between each range's offsets and its row numbers.
     shifts = np.array([each.start for each in ranges]) - (np.cumsum(rows) - rows)
-    offsets = np.arange(len(run)) + np.repeat(shifts, rows)
-    queue_ids = np.repeat([each.queue_id for each in ranges], rows)
-    return bool((run.queue_offsets() == offsets).all() and (run.queue_ids() == queue_ids).all())
+    offsets = np.arange(len(table)) + np.repeat(shifts, rows)
+    ids = np.repeat([each.queue_id for each in ranges], rows)
+    return np.array_equal(table.queue_offsets(), offsets) and np.array_equal(table.queue_ids(), ids)

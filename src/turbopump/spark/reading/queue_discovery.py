@@ -15,7 +15,6 @@ from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.errors import NetworkError, NoRoute
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import (
@@ -54,7 +53,6 @@ class QueueDiscovery:
         self._servers = NameServers(session.name_servers, session.random)
         self._routeless: frozenset[str] = frozenset()
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
-        self._sort = LastResult(_sorted)
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Return the queues to read, sorted; raises NoRoute for an unknown topic."""
@@ -82,7 +80,7 @@ class QueueDiscovery:
             text = "; ".join(map(str, routeless.values()))
             _log.warning("cannot look up new queues: %s", text)
         self._routeless = frozenset(routeless)
-        named = self._sort(*found.values())
+        named = _sorted(*found.values())
         queues = await self._checks.without_deleted(named)
         chosen = self._options.chosen
         return assigned_among(chosen, queues, at) if isinstance(chosen, Assigned) else queues

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, repeat
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -35,6 +35,10 @@ QUEUES_PER_REQUEST = 2000
 """A broker serves nothing else while it answers."""
 _WAIT_MARGIN_MS = 10_000
 _NO_MARK = (-1, -1)
+
+
+Newest: TypeAlias = tuple[str, int | None, int]
+"""The address of a broker, and position and store timestamp of a topic's last message there."""
 
 
 class _Ends(Struct, frozen=True):
@@ -94,6 +98,19 @@ class TopicQueries:
             queues = ()
         self._known[place] = _Known(ends, queues, limits)
         return limits
+
+    def newest(self) -> dict[Place, Newest] | None:
+        """Return which message was the last one of each topic; None if that is unknown.
+
+        A re-created topic has another one, even if its queues have the same ends.
+        """
+        known = self._known.items()
+        if not all(each.queues for _, each in known):
+            return None
+        return {
+            place: (each.ends.address, each.ends.position, each.ends.newest_ms)
+            for place, each in known
+        }
 
     async def _queue(self, replica: Replica, queue: MessageQueue) -> Limits:
         asked = replica.address, self._reader.wire_queue(queue), self._timeout_ms

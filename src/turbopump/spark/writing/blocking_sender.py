@@ -28,9 +28,9 @@ from turbopump.net.blocking_connection import BlockingConnection, readable
 from turbopump.spark.shared_session import SharedSession
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import Refused, RetryingSender, Targets, UnfinishedSend
-from turbopump.spark.writing.row_encoder import Rows
-from turbopump.spark.writing.send_planner import AnySend, Destination, sends
-from turbopump.wire.command import Command
+from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.spark.writing.send_planner import Destination, Send, sends
+from turbopump.wire.command import Command, Response
 
 TARGETS_FRESH_MS = 1000
 """How long a task uses cached broker addresses before it asks its session again."""
@@ -44,7 +44,7 @@ _Number = tuple[BlockingConnection, int]
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    send: AnySend
+    send: Send
     queue: MessageQueue
     start_ms: int
     cuts: int
@@ -73,7 +73,7 @@ class BlockingSender:
         self._unanswered: dict[_Number, _Unanswered] = {}
         self._failed: list[UnfinishedSend] = []
 
-    def take(self, rows: Rows) -> None:
+    def take(self, rows: EncodedRows) -> None:
         """Send rows, waiting for room in the send window; raises if a send has finally failed."""
         if not rows.topics:
             return
@@ -114,7 +114,7 @@ class BlockingSender:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def _ask_for_targets(self, rows: Rows) -> None:
+    def _ask_for_targets(self, rows: EncodedRows) -> None:
         self._targets = self._shared.run(lambda _: self._sending.targets(rows))
         self._fresh_until_ms = self._clock.monotonic_ms() + TARGETS_FRESH_MS
 
@@ -128,7 +128,7 @@ class BlockingSender:
             return False
         return any(each.send.destination == destination for each in self._unanswered.values())
 
-    def _send(self, send: AnySend, targets: Targets) -> None:
+    def _send(self, send: Send, targets: Targets) -> None:
         destination, start_ms = send.destination, self._clock.monotonic_ms()
         queue = (
             destination
@@ -152,7 +152,7 @@ class BlockingSender:
         is_avoided = self._clock.monotonic_ms() < self._avoided_until_ms
         return self._choice.next(queues, self._unreachable if is_avoided else ())
 
-    def _command(self, send: AnySend, queue: MessageQueue) -> Command:
+    def _command(self, send: Send, queue: MessageQueue) -> Command:
         ready = self._sending.outgoing(send)
         queues_wanted = self._rules.new_topic_queues
         header = ready.header(self._group, queue, self._clock.now_ms(), queues_wanted)
@@ -193,7 +193,7 @@ class BlockingSender:
         if not ready:
             self._note_late()
 
-    def _answered(self, number: _Number, answer: Command, *, is_timed: bool) -> None:
+    def _answered(self, number: _Number, answer: Response, *, is_timed: bool) -> None:
         noted = self._unanswered.pop(number, None)
         if noted is None:
             # Late: the send has been retried.
@@ -243,9 +243,9 @@ class BlockingSender:
             self._note_failure(noted, error)
 
 
-def in_turn(encoded: Iterable[AnySend]) -> Iterator[AnySend]:
+def in_turn(encoded: Iterable[Send]) -> Iterator[Send]:
     """Interleave destinations: a send to a queue waits for the previous one to that queue."""
-    destinations: dict[Destination, list[AnySend]] = {}
+    destinations: dict[Destination, list[Send]] = {}
     for send in encoded:
         destinations.setdefault(send.destination, []).append(send)
     for together in zip_longest(*destinations.values()):

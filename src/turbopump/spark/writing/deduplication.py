@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY
+from turbopump.spark.writing.row_encoder import STAMP_PROPERTY
 from turbopump.wire.properties import KEYS, TAGS
 
 _KEY = "__turbopump_row"

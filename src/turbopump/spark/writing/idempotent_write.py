@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from turbopump.client.concurrent_calls import gather_by_key
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
+from turbopump.core import parse_properties
 from turbopump.errors import DataLost, SparkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.retry import with_retries
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_converter import STAMP_PROPERTY, ConvertedRows, Origin
+from turbopump.spark.writing.row_encoder import STAMP_PROPERTY, EncodedRows, Origin
 from turbopump.spark.writing.write_lease import WriteLease
 from turbopump.spark.writing.write_marks import Mark, MarkLog, MarkSurvey, Messages, marks_queue
+from turbopump.wire import properties
+from turbopump.wire.batch import decode_batch
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -240,11 +243,16 @@ class SentRows:
             return False
         return any(row in self._digests for row in range(first_row, first_row + count))
 
-    def require_same(self, rows: ConvertedRows) -> None:
+    def require_same(self, rows: EncodedRows) -> None:
         """Compare rows with the stored ones of the same number; raises SparkError."""
-        for row, message in enumerate(rows.messages, rows.first_row):
-            found = _digest(message.body, message.tags, message.keys)
-            if self._digests.get(row, found) != found:
+        for place in range(len(rows.topics)):
+            row = rows.first_row + place
+            if row not in self._digests:
+                continue
+            (entry,) = decode_batch(rows.entries[place].as_py())
+            own = parse_properties(entry.properties)
+            keys = own.get(properties.KEYS, "").split()
+            if self._digests[row] != _digest(entry.body, own.get(properties.TAGS), keys):
                 raise SparkError(
                     f"row {row} of {self._task} differs from the row that an earlier attempt "
                     f"stored under this number; {_DETERMINISTIC}"

@@ -10,17 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from turbopump.client.calls import SendStatus
-from turbopump.client.message_sender import unique_ids
 from turbopump.client.names import check_topic_for_sending, with_namespace
-from turbopump.client.outgoing import (
-    MessageRules,
-    Outgoing,
-    check_message,
-    encoded_batch,
-    outgoing,
-    outgoing_batch,
-    properties_text,
-)
+from turbopump.client.outgoing import Outgoing, encoded_batch, encoded_message
 from turbopump.client.producer import Producer
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.send_retries import RETRIED_CODES, is_refusal
@@ -34,11 +25,12 @@ from turbopump.errors import (
     SparkError,
     TurbopumpError,
 )
-from turbopump.message import Message, MessageQueue
+from turbopump.message import MessageQueue
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.row_encoder import Rows
-from turbopump.spark.writing.send_planner import AnySend, BatchLimits, EncodedSend, Send, topic_of
+from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.spark.writing.send_planner import BatchLimits, Send, topic_of
 from turbopump.spark.writing.write_lease import WriteLease
+from turbopump.wire.batch import decode_batch
 from turbopump.wire.codes import ResponseCode
 
 _log = logging.getLogger(__name__)
@@ -66,7 +58,7 @@ class SendCounts:
     repeated: int = 0
     """Retries; messages may be stored twice because of them."""
 
-    def add(self, send: AnySend) -> None:
+    def add(self, send: Send) -> None:
         self.rows += len(send.rows)
         self.sends += 1
         self.body_bytes += send.body_bytes
@@ -87,7 +79,7 @@ class Targets:
 class UnfinishedSend:
     """A send whose first attempt, by `BlockingSender`, did not succeed."""
 
-    send: AnySend
+    send: Send
     queue: MessageQueue
     outcome: Attempt
 
@@ -123,7 +115,6 @@ class RetryingSender:
         self.producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
-        self._ids = unique_ids(session)
         # A batch is checked like a body.
         bytes_max = min(options.batch_bytes, rules.body_bytes_max)
         self.cuts = BatchLimits(options.batch_size, bytes_max, rules.compress_from_bytes)
@@ -137,7 +128,7 @@ class RetryingSender:
         if self.lease is not None:
             self.lease.require()
 
-    async def targets(self, rows: Rows) -> Targets:
+    async def targets(self, rows: EncodedRows) -> Targets:
         """Look up the queues of rows; raises SparkError after all retries."""
         await self.producer.start()
         queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
@@ -173,7 +164,7 @@ class RetryingSender:
             if self.is_stored(outcome):
                 break
             if isinstance(outcome, InvalidArgument):
-                raise self._blamed(send, outcome) from outcome
+                raise InvalidArgument(f"{self._named(send)}: {outcome}") from outcome
             if isinstance(outcome, SendStatus):
                 why = f"stored, but {outcome.name}"
                 if not budget.allows():
@@ -198,7 +189,7 @@ class RetryingSender:
             return outcome is SendStatus.OK or not self._options.retry_unless_ok
         return False
 
-    async def _send(self, send: AnySend, queue: MessageQueue) -> SendStatus:
+    async def _send(self, send: Send, queue: MessageQueue) -> SendStatus:
         clock = self._session.clock
         async with self.window.place() as cuts:
             start_ms = clock.monotonic_ms()
@@ -212,17 +203,17 @@ class RetryingSender:
             self.window.answered(clock.monotonic_ms() - start_ms)
             return receipt.status
 
-    def outgoing(self, send: AnySend) -> Outgoing:
+    def outgoing(self, send: Send) -> Outgoing:
         """Return a send as brokers receive it; raises InvalidArgument."""
         rules, namespace = self._rules, self._options.namespace
-        if isinstance(send, EncodedSend):
-            topic = topic_of(send.destination)
-            return encoded_batch(topic, send.message_id, send.body, rules, namespace)
-        if len(send.messages) == 1:
-            return outgoing(send.messages[0], self._ids.next(), rules, namespace)
-        return outgoing_batch(send.messages, self._ids.many(len(send.messages)), rules, namespace)
+        topic, body = topic_of(send.destination), send.body
+        if not send.is_alone:
+            return encoded_batch(topic, send.message_id, body, rules, namespace)
+        (entry,) = decode_batch(bytes(body))
+        text, level = entry.properties.decode(), send.delay_level
+        return encoded_message(topic, send.message_id, entry.body, text, level, rules, namespace)
 
-    async def _next_queue(self, send: AnySend, failed: MessageQueue) -> MessageQueue:
+    async def _next_queue(self, send: Send, failed: MessageQueue) -> MessageQueue:
         if isinstance(send.destination, MessageQueue):
             return send.destination
         queues = await self.producer.queues(send.destination)
@@ -237,7 +228,7 @@ class RetryingSender:
             return error.code == ResponseCode.SYSTEM_ERROR
         return not is_refusal(error)
 
-    def _is_retriable(self, send: AnySend, error: Transient, refused: set[str]) -> bool:
+    def _is_retriable(self, send: Send, error: Transient, refused: set[str]) -> bool:
         if self._must_be_looked_up(error):
             return False
         if error.retriable:
@@ -248,7 +239,7 @@ class RetryingSender:
         others = route is not None and {queue.broker for queue in route.writable} - refused
         return bool(others) and error.code in RETRIED_CODES
 
-    async def _pause(self, send: AnySend, why: str, tries: int) -> None:
+    async def _pause(self, send: Send, why: str, tries: int) -> None:
         """Back off, then refresh the route."""
         self.counts.repeated += 1
         longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
@@ -261,10 +252,10 @@ class RetryingSender:
         except TurbopumpError as error:
             _log.info("cannot refresh the route of topic %s: %s", topic_of(send.destination), error)
 
-    async def _queues(self, topic: str, rows: Rows) -> tuple[MessageQueue, ...]:
+    async def _queues(self, topic: str, rows: EncodedRows) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic, with the same retries as a send."""
         row = rows.first_row + rows.topics.index(topic)
-        send = Send(topic, (), [row])
+        send = Send(topic, "", memoryview(b""), 0, [row])
         try:
             check_topic_for_sending(self._wire_topic(topic))
         except InvalidArgument as error:
@@ -284,52 +275,19 @@ class RetryingSender:
 
     # --- words ------------------------------------------------------------------------------------
 
-    def _failed(self, send: AnySend, queue: MessageQueue | None, why: str) -> SparkError:
+    def _failed(self, send: Send, queue: MessageQueue | None, why: str) -> SparkError:
         return SparkError(
             f"{self._named(send)} could not be sent to {queue or topic_of(send.destination)}: "
             f"{why} (group {self._options.group}, retries {self._options.retries})"
         )
 
-    def _named(self, send: AnySend) -> str:
+    def _named(self, send: Send) -> str:
         first, last = send.rows[0], send.rows[-1]
         rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
         return f"{rows} of partition {self.partition}"
 
-    def _blamed(self, send: AnySend, error: InvalidArgument) -> InvalidArgument:
-        """Return the error with the row and column that caused it."""
-        # Encoded rows have passed all checks: the error is about their batch.
-        messages = () if isinstance(send, EncodedSend) else send.messages
-        for row, message in zip(send.rows, messages, strict=False):
-            column = wrong_column(message, self._rules, self._options.namespace)
-            if column is not None:
-                return InvalidArgument(
-                    f"row {row} of partition {self.partition}, column {column[0]}: {column[1]}"
-                )
-        return InvalidArgument(f"{self._named(send)}: {error}")
-
     def _wire_topic(self, topic: str) -> str:
         return with_namespace(self._options.namespace, topic)
-
-
-def wrong_column(message: Message, rules: MessageRules, namespace: str) -> tuple[str, str] | None:
-    """Return the invalid column of a message and the error, None if all are valid."""
-    topic, body = message.topic, b"-"
-    parts = {
-        "topic": Message(topic, body),
-        "body": Message(topic, message.body),
-        "tags": Message(topic, body, tags=message.tags),
-        "keys": Message(topic, body, keys=message.keys),
-        "properties": Message(topic, body, properties=message.properties),
-        "delayLevel": Message(topic, body, delay_level=message.delay_level),
-    }
-    for column, part in parts.items():
-        try:
-            check_topic_for_sending(with_namespace(namespace, part.topic))
-            check_message(part, rules)
-            properties_text(part, "")
-        except InvalidArgument as error:
-            return column, str(error)
-    return None
 
 
 _WAITED_MS = 80

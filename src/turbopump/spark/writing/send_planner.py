@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
-from turbopump.message import Message, MessageQueue
-from turbopump.spark.records.arrow_arrays import contents
-from turbopump.spark.writing.row_converter import ConvertedRows
-from turbopump.spark.writing.row_encoder import EncodedRows, Rows
+from turbopump.message import MessageQueue
+from turbopump.spark.records.arrow_arrays import Column, Int64s
+from turbopump.spark.writing.row_encoder import EncodedRows
 from turbopump.wire.names import RETRY_PREFIX
-
-_OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
-"""Besides body, keys and properties: the producer adds a unique id and property names."""
 
 Destination = MessageQueue | str
 """A queue, whose messages keep their order, or a topic, whose messages may go to any queue."""
@@ -27,35 +22,25 @@ Destination = MessageQueue | str
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Messages sent together, or one sent alone."""
-
-    destination: Destination
-    messages: Sequence[Message]
-    rows: Sequence[int]
-
-    @property
-    def body_bytes(self) -> int:
-        return sum(len(message.body) for message in self.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedSend:
-    """Encoded messages that are sent together."""
+    """Encoded messages that are sent together, or one that is sent alone."""
 
     destination: Destination
     message_id: str
     """The id of the first message."""
 
     body: memoryview
-    """The encoded form of all rows encoded together; not copied."""
+    """The encoded form of all rows together; not copied."""
 
     body_bytes: int
     """What the rows contributed to it."""
 
     rows: Sequence[int]
+    is_alone: bool = False
+    """Whether the only message must not be sent as a batch."""
+
+    delay_level: int = 0
 
 
-AnySend: TypeAlias = Send | EncodedSend
 Queues: TypeAlias = Mapping[str, Sequence[MessageQueue]]
 """By topic."""
 Places: TypeAlias = Mapping[Destination, Sequence[int]]
@@ -76,48 +61,53 @@ class BatchLimits:
     """Bodies of at least this size are sent alone, since batches are not compressed."""
 
 
-def sends(rows: Rows, queues: Queues, cuts: BatchLimits, partition: int) -> Iterator[AnySend]:
+def sends(rows: EncodedRows, queues: Queues, cuts: BatchLimits, partition: int) -> Iterator[Send]:
     """Split rows into sends; those of one destination keep the order of their rows."""
-    destinations = _by_destination(rows, queues, partition)
-    if isinstance(rows, EncodedRows):
-        return _sends_of_encoded(rows, destinations, cuts)
-    return _sends_of_messages(rows, _unsent(rows, destinations), cuts)
-
-
-def _sends_of_messages(
-    rows: ConvertedRows, destinations: Places, cuts: BatchLimits
-) -> Iterator[Send]:
-    for destination, places in destinations.items():
-        messages = [rows.messages[place] for place in places]
-        done = 0
-        for together in _together(messages, cuts):
-            numbers = [rows.first_row + place for place in places[done : done + len(together)]]
-            done += len(together)
-            yield Send(destination, together, numbers)
-
-
-def _sends_of_encoded(
-    rows: EncodedRows, destinations: Places, cuts: BatchLimits
-) -> Iterator[EncodedSend]:
+    destinations = _unsent(rows, _by_destination(rows, queues, partition))
+    is_alone = _are_alone(rows, cuts)
     for destination, places in destinations.items():
         is_all = len(places) == len(rows.topics)
         sizes = rows.body_sizes if is_all else rows.body_sizes[places]
+        alone = np.flatnonzero(is_alone if is_all else is_alone[places])
         entries = rows.entries if is_all else rows.entries.take(pa.array(places, pa.int32()))
-        ends, data = contents(entries)
+        ends, data = _contents(entries)
         numbers = _numbers(rows.first_row, places)
         start = 0
         while start < len(places):
+            following = int(np.searchsorted(alone, start))
+            next_alone = int(alone[following]) if following < len(alone) else len(places)
             # As many as end within the limit, but at least one.
             within = int(np.searchsorted(ends, ends[start] + cuts.bytes_max, side="right")) - 1
-            end = max(start + 1, min(within, start + cuts.messages_max, len(places)))
-            yield EncodedSend(
+            end = max(start + 1, min(within, start + cuts.messages_max, next_alone))
+            place = places[start]
+            yield Send(
                 destination,
-                rows.message_id(places[start]),
-                data[ends[start] : ends[end]].data,
+                rows.message_id(place),
+                data[ends[start] : ends[end]],
                 int(sizes[start:end].sum()),
                 numbers[start:end],
+                start == next_alone,
+                0 if rows.delay_levels is None else rows.delay_levels[place],
             )
             start = end
+
+
+def _are_alone(rows: EncodedRows, cuts: BatchLimits) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which rows are sent alone: batches are not compressed or delayed."""
+    found = rows.body_sizes >= cuts.alone_from_bytes
+    if rows.delay_levels is not None:
+        found |= np.array(rows.delay_levels) != 0
+    if any(topic.startswith(RETRY_PREFIX) for topic in set(rows.topics)):
+        found |= np.array([topic.startswith(RETRY_PREFIX) for topic in rows.topics])
+    return found
+
+
+def _contents(entries: Column) -> tuple[Int64s, memoryview]:
+    """Return where each entry starts, and the end, and the bytes of all."""
+    _, offsets, data = entries.buffers()
+    assert offsets is not None
+    ends = np.frombuffer(memoryview(offsets), np.int64, len(entries) + 1, 8 * entries.offset)
+    return ends, memoryview(b"" if data is None else data)
 
 
 def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
@@ -126,7 +116,7 @@ def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
     return [first_row + place for place in places]
 
 
-def _unsent(rows: ConvertedRows, found: Places) -> Places:
+def _unsent(rows: EncodedRows, found: Places) -> Places:
     """Leave out rows that are already stored."""
     if not rows.sent:
         return found
@@ -137,7 +127,7 @@ def _unsent(rows: ConvertedRows, found: Places) -> Places:
     return {destination: places for destination, places in left.items() if places}
 
 
-def _by_destination(rows: Rows, queues: Queues, partition: int) -> Places:
+def _by_destination(rows: EncodedRows, queues: Queues, partition: int) -> Places:
     topics = rows.topics
     if rows.sharding_keys is None and rows.queue_ids is None and len(set(topics)) == 1:
         return {topics[0]: range(len(topics))}
@@ -184,48 +174,4 @@ def chosen_queue(
     there = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in queues)
     raise InvalidArgument(
         f"{wanted} does not exist in topic {queues[0].topic!r}, which has {there}"
-    )
-
-
-def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[Message]]:
-    """Split messages of one destination into sends, in the same order."""
-    batch: list[Message] = []
-    batch_bytes = 0
-    for message in messages:
-        # A message that is sent alone fills a batch.
-        size = cuts.bytes_max + 1 if _goes_alone(message, cuts) else _size_bytes(message)
-        if batch and (batch_bytes + size > cuts.bytes_max or len(batch) >= cuts.messages_max):
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(message)
-        batch_bytes += size
-    if batch:
-        yield batch
-
-
-def _size_bytes(message: Message) -> int:
-    """Return the size of a message in a batch, rounded up rather than down.
-
-    Unlike `split_batch`, this checks nothing: errors are found on sending.
-    """
-    size = _OVERHEAD_BYTES + len(message.body) + _text_bytes(message.tags or "")
-    for key in message.keys:
-        size += _text_bytes(key) + 1
-    for name, value in message.properties.items():
-        size += _text_bytes(name) + _text_bytes(value) + 2
-    return size
-
-
-def _text_bytes(text: str | None) -> int:
-    # Whether a text is ASCII is known without reading it; a null in a map is found later.
-    if not text:
-        return 0
-    return len(text) if text.isascii() else len(text.encode())
-
-
-def _goes_alone(message: Message, cuts: BatchLimits) -> bool:
-    return (
-        len(message.body) >= cuts.alone_from_bytes
-        or message.delay_level != 0
-        or message.topic.startswith(RETRY_PREFIX)
     )

@@ -25,8 +25,7 @@ from turbopump.spark.writing.blocking_sender import BlockingSender
 from turbopump.spark.writing.idempotent_write import Begun, SentRows, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
-from turbopump.spark.writing.row_converter import Origin, RowConverter
-from turbopump.spark.writing.row_encoder import ROWS_MAX, RowEncoder, Rows
+from turbopump.spark.writing.row_encoder import ROWS_MAX, EncodedRows, Origin, RowEncoder
 from turbopump.spark.writing.sink_columns import SinkColumns, sink_columns
 from turbopump.spark.writing.write_marks import MarkSurvey
 
@@ -150,7 +149,6 @@ def send_rows(
         return Written(0, 0, 0, 0)
     sending = RetryingSender(shared.session, options, origin.partition)
     sender = BlockingSender(shared, sending, options)
-    converter = RowConverter(columns, options, origin)
     encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
     sent, begun, count = SentRows(origin), None, 0
     with ExitStack() as stack:
@@ -162,7 +160,7 @@ def send_rows(
             begun = task.begun()
         for batch in chain([first], parts):
             if not sent.is_all:
-                sender.take(_unsent(encoder, converter, batch, count, sent))
+                sender.take(_unsent(encoder.rows(batch, count), sent))
             count += batch.num_rows
         sender.finish()
     sent.require_no_more(count)
@@ -171,18 +169,11 @@ def send_rows(
     return Written(*stored, count - counts.rows, begun)
 
 
-def _unsent(
-    encoder: RowEncoder,
-    converter: RowConverter,
-    batch: pa.RecordBatch,
-    first_row: int,
-    sent: SentRows,
-) -> Rows:
-    if not sent.has_any(first_row, batch.num_rows):
-        return encoder.rows(batch, first_row) or converter.rows(batch, first_row)
-    converted = converter.rows(batch, first_row)
-    sent.require_same(converted)
-    return replace(converted, sent=sent.rows)
+def _unsent(rows: EncodedRows, sent: SentRows) -> EncodedRows:
+    if not sent.has_any(rows.first_row, len(rows.topics)):
+        return rows
+    sent.require_same(rows)
+    return replace(rows, sent=sent.rows)
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
