@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -44,11 +45,17 @@ class Server:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def environment(core: str) -> dict[str, str]:
+    """Return the environment of a process that runs on a core; on the usual one if it is empty."""
+    return {**os.environ, "TURBOPUMP_CORE": core} if core else dict(os.environ)
+
+
 @contextmanager
-def started(*arguments: str) -> Iterator[Server]:
+def started(*arguments: str, core: str = "") -> Iterator[Server]:
     """Run a command that prints its broker's address, in a separate process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "turbopump", *arguments],
+        env=environment(core),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -57,6 +64,7 @@ def started(*arguments: str) -> Iterator[Server]:
     ready = process.stdout.readline()
     try:
         addresses = dict(word.split("=") for word in ready.split()[1:])
+        assert core in {"", addresses["core"]}, ready
         yield Server(process, addresses["broker"], addresses.get("nameserver", ""))
     finally:
         process.terminate()
@@ -64,7 +72,7 @@ def started(*arguments: str) -> Iterator[Server]:
 
 
 @contextmanager
-def server(*options: str, config: str = "") -> Iterator[Server]:
+def server(*options: str, config: str = "", core: str = "") -> Iterator[Server]:
     """Run name server and broker in one process, with these lines of configuration."""
     ports = ("--nameserver-port", "0", "--broker-port", "0")
     with tempfile.TemporaryDirectory() as directory:
@@ -72,7 +80,7 @@ def server(*options: str, config: str = "") -> Iterator[Server]:
         file.write_text(config, encoding="utf-8")
         used = ("--config", str(file)) if config else ()
         store = ("--dir", str(Path(directory, "store")))
-        with started("standalone", *store, *ports, *used, *options) as made:
+        with started("standalone", *store, *ports, *used, *options, core=core) as made:
             yield made
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from measure import print_table
+from turbopump.core import scan_records
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate
@@ -91,9 +91,9 @@ def one_by_one(data: bytes, columns: tuple[str, ...]) -> pa.RecordBatch:
 
 
 def one_batch(made: RecordColumns, data: bytes) -> pa.RecordBatch:
-    run, damaged_at = find_records(data)
+    table, damaged_at = scan_records(data)
     assert damaged_at is None
-    (batch,) = made.batches_of(run, broker="broker-a")
+    (batch,) = made.batches_of(table, broker="broker-a")
     return batch
 
 

@@ -1,12 +1,13 @@
 """Compare our clients with bare frames, and with other systems through their Python clients.
 
     benchmarks/run [--rounds 3] [--seconds 1] [--quick] [--only send,batch] [--sizes 128,1024]
-        [--json FILE] [--plot FILE] [--update-docs]
+        [--cores compiled,plain] [--json FILE] [--plot FILE] [--update-docs]
     benchmarks/run --from FILE [--markdown] [--update-docs]
     benchmarks/run NAME ...
 
 Each figure is for one client process and one broker; our topics have 8 queues. Rounds are
 interleaved: each measures every system once, so that other work on the machine affects all of them.
+Our broker and clients are measured on each core that is built, in turns; targets are for the first.
 Systems that are not installed are listed as absent. The NAME of another script in benchmarks/, such
 as growth or spark, runs that script instead.
 """
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,11 @@ from compare_report import (
 )
 from measure import update_docs
 from peer_servers import PEER_SERVERS, RunningServer, peer_server
+from turbopump.core import CORE_NAME
 
 WORKS = tuple(LEVEL)
+# The compiled core is the usual one where it is built; TURBOPUMP_CORE leaves only one.
+CORES = (CORE_NAME,) if os.environ.get("TURBOPUMP_CORE") else tuple({CORE_NAME: 1, "plain": 2})
 SPARK_ROWS_MIN = 40_000
 """Fewer would not fill the batches of Spark's source of ready rows."""
 USUAL: dict[str, float] = {
@@ -94,17 +99,31 @@ def prepared(
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     with_peers = {"send", "drain"} & set(options.only)
     peers = started_peers(stack, directory, absent) if with_peers else {}
-    broker = stack.enter_context(server(config=NAMED_CONFIG))
-    for topic in ("Bench", "Latency", *(f"Drain{size}" for size in options.sizes)):
-        broker.turbopump("topic", "create", topic, f"--queues={QUEUES}")
+    systems = []
+    for core in options.cores:
+        broker = stack.enter_context(server(config=NAMED_CONFIG, core=core))
+        for topic in ("Bench", "Latency", *(f"Drain{size}" for size in options.sizes)):
+            broker.turbopump("topic", "create", topic, f"--queues={QUEUES}")
+        is_usual = core == options.cores[0]
+        systems.append(Systems(broker, peers if is_usual else {}, "" if is_usual else core))
     for size in options.sizes:
-        plan = Plan(options, Systems(broker, peers), size)
+        plans = [Plan(options, each, size) for each in systems]
         if {"drain", "orderly"} & set(options.only):
-            plan.fill()
-        yield from plan.runs(options.only)
+            for plan in plans:
+                plan.fill()
+        yield from in_turns(*(list(plan.runs(options.only)) for plan in plans))
+    broker = systems[0].broker
     works = [each for each in SPARK_WORKS if each in options.only]
     if works and "Spark" not in absent:
         yield from spark(options, works, broker, directory, stack)
+
+
+def in_turns(usual: Sequence[Run], *others: Sequence[Run]) -> Iterator[Run]:
+    """Yield each case on all cores before the next one."""
+    for run in usual:
+        yield run
+        for runs in others:
+            yield from (each for each in runs if replace(each.case, core="") == run.case)
 
 
 def spark(
@@ -152,6 +171,10 @@ def works(text: str) -> list[str]:
     return some_of(WORKS, text.split(","))
 
 
+def cores(text: str) -> list[str]:
+    return some_of(CORES, text.split(","))
+
+
 def peers(text: str) -> str:
     some_of(PEER_SERVERS, filter(None, text.split(",")))
     return text
@@ -193,6 +216,7 @@ def parsed() -> argparse.Namespace:
     amount("spark-rows", int, "rows that Spark reads; it writes a third of them")
     add("--sizes", type=body_sizes, default=[128], help="sizes of bodies, in bytes (usual 128)")
     add("--only", type=works, default=list(WORKS), help=f"measure some of {','.join(WORKS)}")
+    add("--cores", type=cores, default=list(CORES), help=f"some of {','.join(CORES)}")
     every_peer = ",".join(PEER_SERVERS)
     add("--peers", type=peers, default=every_peer, help=f"some of {every_peer}, or '' for none")
     add("--json", type=Path, help="write all results to this file")
@@ -224,6 +248,7 @@ def command_of(options: argparse.Namespace) -> str:
         if (value := getattr(options, name)) != usual:
             words.append(f"--{name.replace('_', '-')} {value:g}")
     lists = {"sizes": (options.sizes, [128]), "only": (options.only, list(WORKS))}
+    lists["cores"] = (options.cores, list(CORES))
     for name, (chosen, usual_list) in lists.items():
         if chosen != usual_list:
             words.append(f"--{name} {','.join(map(str, chosen))}")
@@ -234,12 +259,15 @@ def command_of(options: argparse.Namespace) -> str:
 
 def measured_value(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, and return all results in the form written to a file."""
+    # Whatever is started without a core of its own has the first.
+    os.environ["TURBOPUMP_CORE"] = options.cores[0]
     absent = absent_systems(options.peers.split(","))
     load = os.getloadavg()[0]
     found = measure(options, absent)
     machine = {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
+        "core": options.cores[0],
         "load_average": load,
         "command": command_of(options),
     }

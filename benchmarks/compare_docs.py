@@ -83,7 +83,7 @@ def _latency(every: Sequence[Measured]) -> str:
         f"p50 {number(each.median('p50_ms'), 2)} ms, p99 {number(each.median('p99_ms'), 2)} ms "
         f"({each.case.system.removeprefix('turbopump ')})"
         for each in every
-        if each.case.work == "latency" and each.case.size == USUAL_BYTES
+        if each.case.work == "latency" and each.case.size == USUAL_BYTES and not each.case.core
     ]
     text = "From send to listener at 200 messages per second: "
     return text + "; ".join(parts) + "." if parts else ""
@@ -125,4 +125,4 @@ def _named(case: Case) -> str:
     unit = "per call" if LEVEL[case.work] == "batch" else LEVEL[case.work]
     title = TITLES.get(case.work, case.work)
     size = "" if case.size == USUAL_BYTES else f", {case.size} B"
-    return f"{title}, {case.level} {unit}{size}: {case.system}"
+    return f"{title}, {case.level} {unit}{size}: {case.system_and_core}"

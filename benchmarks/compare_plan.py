@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker_process import Server
+from broker_process import Server, environment
 from compare_report import Case
 from peer_servers import RunningServer
 from recover import STATES
@@ -43,6 +43,8 @@ class Systems:
 
     broker: Server
     peers: dict[str, RunningServer]
+    core: str = ""
+    """That of the broker and its clients, if it is not the usual one; peers run beside that."""
 
 
 class Run(Protocol):
@@ -63,7 +65,12 @@ class ClientRun:
 
     def measure(self) -> dict[str, Any]:
         done = subprocess.run(
-            self.command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            self.command,
+            env=environment(self.case.core),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
         if done.returncode:
             raise ClientFailed(f"{self.case.name} failed:\n{done.stderr}")
@@ -98,14 +105,15 @@ class Plan:
                 yield from makers[work]()
 
     def _case(self, work: str, system: str, level: int) -> Case:
-        return Case(work, system, level, self._size)
+        return Case(work, system, level, self._size, self._systems.core)
 
     def fill(self) -> None:
         """Store the backlog that consumers drain."""
         batches = [f"--batch={FILL_BATCH}", "--concurrency=8", "--warm-up=0"]
         amount = [f"--count={self._options.backlog}", f"--size={self._size}"]
         command = self._turbopump("produce", self._backlog_topic, *batches, *amount)
-        subprocess.run(command, check=True, capture_output=True)
+        where = environment(self._systems.core)
+        subprocess.run(command, env=where, check=True, capture_output=True)
 
     def _turbopump(self, work: str, topic: str, *options: str) -> list[str]:
         words = [sys.executable, "-m", "turbopump", "bench", work, topic, *options]
@@ -131,7 +139,7 @@ class Plan:
             if level in THREAD_LEVELS:
                 command = self._turbopump("produce", "Bench", "--mode=threads", *options)
                 yield ClientRun(self._case("send", "turbopump threads", level), command)
-                if find_spec("rocketmq") is not None:
+                if find_spec("rocketmq") is not None and not self._systems.core:
                     ours = RunningServer(
                         self._systems.broker.nameserver, (self._systems.broker.process.pid,)
                     )

@@ -41,6 +41,8 @@ class Case:
     system: str
     level: int
     size: int = USUAL_BYTES
+    core: str = ""
+    """That of servers and clients, if it is not the usual one."""
 
     @property
     def name(self) -> str:
@@ -50,7 +52,11 @@ class Case:
     def label(self) -> str:
         """The name within its kind of work."""
         size = "" if self.size == USUAL_BYTES else f", {self.size} B"
-        return f"{self.system}{size}, {self.level}"
+        return f"{self.system_and_core}{size}, {self.level}"
+
+    @property
+    def system_and_core(self) -> str:
+        return f"{self.system}, {self.core} core" if self.core else self.system
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Measured:
             "system": self.case.system,
             "level": self.case.level,
             "size": self.case.size,
+            "core": self.case.core,
             "median": statistics.median(rates),
             "min": min(rates),
             "max": max(rates),
@@ -113,9 +120,14 @@ class Target:
 
 
 def find(
-    every: Iterable[Measured], work: str, system: str, level: int, size: int = USUAL_BYTES
+    every: Iterable[Measured],
+    work: str,
+    system: str,
+    level: int,
+    size: int = USUAL_BYTES,
+    core: str = "",
 ) -> Measured | None:
-    case = Case(work, system, level, size)
+    case = Case(work, system, level, size, core)
     return next((each for each in every if each.case == case), None)
 
 
@@ -125,7 +137,7 @@ def base_of(every: Iterable[Measured], case: Case) -> Measured | None:
     if case.work in BASES:
         _, comma, bodies = case.system.partition(", ")
         base += comma + bodies
-    return find(every, case.work, base, case.level, case.size)
+    return find(every, case.work, base, case.level, case.size, case.core)
 
 
 def targets(every: Sequence[Measured]) -> list[Target]:
@@ -180,7 +192,8 @@ def _costs(every: Sequence[Measured]) -> Iterable[Target]:
 
 def _latencies(every: Sequence[Measured]) -> Iterable[Target]:
     for measured in every:
-        if measured.case.work == "latency" and measured.case.size == USUAL_BYTES:
+        is_usual = measured.case.size == USUAL_BYTES and not measured.case.core
+        if measured.case.work == "latency" and is_usual:
             for key, limit in (("p50_ms", 0.45), ("p99_ms", 1.0)):
                 value = measured.median(key)
                 if value is not None:
@@ -206,8 +219,13 @@ def as_json(every: Sequence[Measured]) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> list[Measured]:
-    keys = ("work", "system", "level", "size")
-    return [Measured(Case(*(each[k] for k in keys)), each["rounds"]) for each in value["cases"]]
+    return [Measured(_case_from(each), each["rounds"]) for each in value["cases"]]
+
+
+def _case_from(value: dict[str, Any]) -> Case:
+    work, system, level, size = (value[key] for key in ("work", "system", "level", "size"))
+    # Earlier runs had one core.
+    return Case(work, system, level, size, value.get("core", ""))
 
 
 def target_rows(every: Sequence[Measured]) -> list[list[str]]:
@@ -226,7 +244,10 @@ def print_report(
     every: Sequence[Measured], absent: dict[str, str], machine: dict[str, Any]
 ) -> None:
     """Print targets first, then all figures."""
-    print(f"{machine['cpus']} CPUs, Python {machine['python']}, load {machine['load_average']:.1f}")
+    about = (
+        f"{machine['cpus']} CPUs, Python {machine['python']}, load {machine['load_average']:.1f}"
+    )
+    print(f"{about}, {machine['core']} core" if "core" in machine else about)
     for name, why in absent.items():
         print(f"absent: {name} ({why})")
     print("\nTargets, in this run\n")

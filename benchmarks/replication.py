@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bare_frames import Flood, send_request
+from block_appends import append_all
 from broker_process import TIMEOUT_MS, Server, connected, free_port, started
 from measure import print_table
 from turbopump.net.connection import Connection
@@ -162,14 +163,14 @@ def fill(directory: Path, size: int, body_bytes: int) -> int:
     with Store.open(directory) as store:
         while store.written_end < size:
             records = [
-                [Record(
+                Record(
                     topic=b"Bench", queue_id=0, body=body, properties=PROPERTIES, flag=0,
                     sys_flag=0, born_timestamp_ms=1_700_000_000_000, born_host=HERE,
                     store_host=HERE, reconsume_times=0,
-                )]
+                )
                 for _ in range(512)
             ]  # fmt: skip
-            store.append_all(records)
+            append_all(store, records)
         return store.written_end
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from block_appends import append_all
 from measure import print_table
 from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -90,7 +91,7 @@ class Bench:
         count = 64_000 // self.scale
         body = os.urandom(size)
         records = [record(body, number, number % 4) for number in range(count)]
-        groups = [[(one,) for one in records[at : at + at_once]] for at in range(0, count, at_once)]
+        groups = [records[at : at + at_once] for at in range(0, count, at_once)]
         encoded = records[0].encode(QueueOffset(0), PhysicalOffset(0), 0)
         ours: list[float] = []
         single: list[float] = []
@@ -112,10 +113,8 @@ class Bench:
         """Store messages with a number of writers waiting at any time, as in a broker."""
         calls = 3000 // self.scale
         body = os.urandom(size)
-        groups = [[(record(body, number, number % 4),) for number in range(at_once)]] * calls
-        data = b"".join(
-            group[0].encode(QueueOffset(0), PhysicalOffset(0), 0) for group in groups[0]
-        )
+        groups = [[record(body, number, number % 4) for number in range(at_once)]] * calls
+        data = b"".join(each.encode(QueueOffset(0), PhysicalOffset(0), 0) for each in groups[0])
         raw = calls / self.timed(lambda: raw_synced(self.fresh(), data, calls))
         files = CountingFiles()
         with Store.open(self.fresh(), SYNC, machine=Machine(files=files)) as store:
@@ -180,7 +179,7 @@ class Bench:
         with Store.open(self.fresh()) as store:
             for at in range(0, count, 500):
                 rare = [record(b"", at, tags="Rare")] if at == count // 2 else []
-                store.append_all([(one,) for one in [record(b"", at)] * 500 + rare])
+                append_all(store, [record(b"", at)] * 500 + rare)
             for units in (800, 20_000):
                 limits = ReadLimits(scan_units_max=units)
                 seconds = self.timed(partial(scan_through, store, wanted, limits))
@@ -195,9 +194,8 @@ class Bench:
         with Store.open(path) as store:
             started = time.perf_counter()
             for at in range(0, queues, 100):
-                store.append_all(
-                    [(record(b"x" * 100, 1, number),) for number in range(at, at + 100)]
-                )
+                numbers = range(at, at + 100)
+                append_all(store, [record(b"x" * 100, 1, number) for number in numbers])
             append_s = time.perf_counter() - started
             each = (memory_bytes() - before) / queues
             started = time.perf_counter()
@@ -232,20 +230,16 @@ class Bench:
         return time.perf_counter() - started
 
 
-def append_groups(store: Store, calls: list[list[tuple[Record]]]) -> None:
-    if len(calls[0]) == 1:
-        for call in calls:
-            store.append(call[0])
-    else:
-        for call in calls:
-            store.append_all(call)
+def append_groups(store: Store, calls: list[list[Record]]) -> None:
+    for call in calls:
+        append_all(store, call)
 
 
-def append_waiting(store: Store, calls: list[list[tuple[Record]]], waiting: int) -> None:
+def append_waiting(store: Store, calls: list[list[Record]], waiting: int) -> None:
     """Append with a window of unacknowledged calls."""
     window = []
     for call in calls:
-        window.append(store.append_all(call)[-1].durable)
+        window.append(append_all(store, call)[-1].durable)
         if len(window) == waiting:
             window.pop(0).result()
     for durable in window:
@@ -285,7 +279,7 @@ def fill(store: Store, count: int, size: int) -> None:
     body = os.urandom(size)
     for at in range(0, count, 100):
         batch = range(at, min(at + 100, count))
-        store.append_all([(record(body, number, number % 4),) for number in batch])
+        append_all(store, [record(body, number, number % 4) for number in batch])
 
 
 def read_through(store: Store) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from bare_frames import BODY, send_request
+from block_appends import append_all
 from broker_process import TIMEOUT_MS, Server, connected, server
 from measure import print_table
 from turbopump.broker.broker import Broker
@@ -160,14 +161,14 @@ def half_record(number: int, immunity_s: int) -> Record:
 
 def fill(directory: Path, records: Iterable[Record]) -> None:
     with Store.open(directory) as store:
-        batch: list[list[Record]] = []
+        batch: list[Record] = []
         for record in records:
-            batch.append([record])
+            batch.append(record)
             if len(batch) == APPENDED_AT_ONCE:
-                store.append_all(batch)
+                append_all(store, batch)
                 batch = []
         if batch:
-            store.append_all(batch)
+            append_all(store, batch)
 
 
 @asynccontextmanager
