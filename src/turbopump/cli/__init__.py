@@ -2,16 +2,20 @@
 
 import os
 import sys
+from importlib import import_module
 
 _PIPE_CLOSED = 141
 """The exit code of a program whose reader closed the pipe: 128 + SIGPIPE."""
 
+_BAD_INPUT = 2
+
 
 def main() -> None:
     """Run the command line; ends the process."""
+    _replace_closed_streams()
+    _require_core()
     from turbopump.cli.app import app
 
-    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # Messages hold what terminals and files may not be able to.
         if hasattr(stream, "reconfigure"):
@@ -22,6 +26,16 @@ def main() -> None:
         if isinstance(ended.__context__, BrokenPipeError) or not _is_flushed():
             _end_unread()
         raise
+
+
+def _require_core() -> None:
+    """Report a core that was asked for and cannot be had as a line, not as a traceback."""
+    if os.environ.get("TURBOPUMP_CORE"):
+        try:
+            import_module("turbopump.core")
+        except (ImportError, ValueError) as error:
+            sys.stderr.write(f"turbopump: {error}\n")
+            sys.exit(_BAD_INPUT)
 
 
 def _replace_closed_streams() -> None:

@@ -82,7 +82,9 @@ for name, (module, summary) in SUB_APPS.items():
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"turbopump {__version__}")
+        from turbopump.core import CORE_NAME
+
+        typer.echo(f"turbopump {__version__} (core: {CORE_NAME})")
         raise typer.Exit
 
 

@@ -68,7 +68,7 @@ class _BrokerProcess:
             process.stdin.write(msgspec.json.encode(self._job) + b"\n")
             async with timeout(_START_S):
                 line = (await process.stdout.readline()).decode().strip()
-            self._started(line.removeprefix(_READY) if line.startswith(_READY) else None)
+            self._started(_address(line))
             code = await process.wait()
         except TimeoutError:
             self._started(None)
@@ -91,6 +91,11 @@ class _BrokerProcess:
             # Clients know the port that was picked; beside it there was no VIP port.
             same = {"listenPort": address.rpartition(":")[2], "vipChannelEnable": "false"}
             self._job = msgspec.structs.replace(self._job, settings={**self._job.settings, **same})
+
+
+def _address(line: str) -> str | None:
+    """Return the address of a ``ready`` line; None if it is none."""
+    return line.removeprefix(_READY).split()[0] if line.startswith(_READY) else None
 
 
 @asynccontextmanager

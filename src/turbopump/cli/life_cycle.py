@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import TypeVar
 import typer
 
 from turbopump.cli.logs import LogSettings, configure_logging
+from turbopump.core import CORE_NAME
 from turbopump.net.loop import run
 from turbopump.settings import data_directory
 
@@ -44,6 +46,7 @@ def serve(
     With ``ends_with_input``, the end of standard input stops it too.
     """
     configure_logging(log)
+    log_core()
     if directory is not None:
         _log.info("data directory: %s", directory)
         old = Path.home() / "store" / "commitlog"
@@ -55,8 +58,21 @@ def serve(
 
 
 def ready_line(**addresses: str) -> str:
-    """Return the line that says where to connect; other programs parse it."""
-    return " ".join(["ready", *(f"{name}={address}" for name, address in addresses.items())])
+    """Return the line that says where to connect, and which core runs; other programs parse it."""
+    pairs = {**addresses, "core": CORE_NAME}
+    return " ".join(["ready", *(f"{name}={value}" for name, value in pairs.items())])
+
+
+def log_core() -> None:
+    """Log which core runs, and how to get the faster one."""
+    if CORE_NAME == "compiled" or os.environ.get("TURBOPUMP_CORE"):
+        _log.info("core: %s", CORE_NAME)
+    else:
+        _log.info(
+            "core: %s; for the compiled one, which is faster, install a C compiler and Python's"
+            " headers, and install turbopump again",
+            CORE_NAME,
+        )
 
 
 async def _serve(

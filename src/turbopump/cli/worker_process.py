@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from turbopump.cli.administration import FAILED, NAMESERVER, reported
-from turbopump.cli.life_cycle import ready_line
+from turbopump.cli.life_cycle import log_core, ready_line
 from turbopump.cli.logs import LogSettings, configure_logging
 from turbopump.cli.options import NAMESERVER_VARIABLE
 from turbopump.cli.source_files import SourceFiles, State
@@ -57,6 +57,7 @@ def run_worker(job: WorkerJob, channel: socket.socket | None = None) -> None:
     With a channel, the ``ready`` line goes there, and its end stops the worker too.
     """
     configure_logging(job.log)
+    log_core()
     # For workers without an address, and for other clients of the application.
     if job.nameserver is not None:
         os.environ[NAMESERVER_VARIABLE] = job.nameserver

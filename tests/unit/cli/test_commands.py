@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from turbopump.broker.config_keys import parse
 from turbopump.cli.app import SUB_APPS, add_lazily, app
 from turbopump.cli.standalone import further_brokers, reachable, slave_changes
+from turbopump.core import CORE_NAME
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
 
@@ -38,7 +39,10 @@ def printed_config(*arguments: str, command: str = "nameserver") -> dict[str, st
 
 def test_version() -> None:
     result = run("--version")
-    assert (result.exit_code, result.stdout) == (0, f"turbopump {__version__}\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"turbopump {__version__} (core: {CORE_NAME})\n",
+    )
 
 
 def test_console_script_exists() -> None:

@@ -27,6 +27,7 @@ from turbopump.cli.logs import (
     LogSettings,
     configure_logging,
 )
+from turbopump.core import CORE_NAME
 from turbopump.net.sockets import SocketNetwork
 
 
@@ -104,4 +105,5 @@ def test_the_data_directory_is_logged(
     caplog.set_level(logging.INFO, "turbopump.cli.life_cycle")
     serve(Broker(BrokerConfig(), SocketNetwork()), str, directory=directory)
     assert f"data directory: {directory}" in caplog.text
+    assert f"core: {CORE_NAME}" in caplog.text
     assert ("and is not used; pass --dir" in caplog.text) == has_old

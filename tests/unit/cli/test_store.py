@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from appending import append
 from turbopump.cli.app import app
 from turbopump.store import Store
 from unit.store.support import record, small_config
@@ -25,7 +26,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "store"
     with Store.open(root, CONFIG) as store:
         for number in range(12):
-            store.append([record(b"%02d" % number * 400)])
+            append(store, [record(b"%02d" % number * 400)])
     (root / "commitlog" / f"{4096:020d}").unlink()
     return root
 
@@ -54,7 +55,7 @@ def test_a_repaired_store_can_be_started(root: Path) -> None:
     assert (Path(value["backup"]) / "consumequeue").is_dir()
     with Store.open(root, CONFIG) as store:
         assert store.queue_range("Topic", 0) == (0, 12)
-        assert store.append([record(b"new")]).queue_offset == 12
+        assert append(store, [record(b"new")]).queue_offset == 12
     again = run("repair", str(root), "--yes")
     assert (again.exit_code, again.stdout) == (0, "Nothing to repair.\n")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from appending import append
 from turbopump.cli.app import app
 from turbopump.store import Store
 from unit.store.support import record, small_config
@@ -22,7 +23,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     with Store.open(tmp_path / "store", CONFIG) as store:
-        store.append([record(b"x")])
+        append(store, [record(b"x")])
     return tmp_path / "store"
 
 

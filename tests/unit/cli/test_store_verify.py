@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from appending import append
 from turbopump.cli.app import app
 from turbopump.store import Store
 from turbopump.wire.record import decode_record
@@ -41,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(root, CONFIG) as store:
         for number in range(COUNT):
             queue_id = number % 2
-            store.append([record(b"%02d" % number * 40, queue_id=queue_id, TAGS="a", KEYS="k")])
+            append(store, [record(b"%02d" % number * 40, queue_id=queue_id, TAGS="a", KEYS="k")])
     return root
 
 
