@@ -37,6 +37,7 @@ def ready_addresses(process: subprocess.Popen[str]) -> dict[str, str]:
     """Wait for the line that reports readiness; return the addresses by server."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert re.fullmatch(r"ready( \w+=[\w.]+:\d+)+\n", line), (line, process.poll())
-    pairs = (word.partition("=") for word in line.split()[1:])
+    ready = re.fullmatch(r"ready(( \w+=[\w.]+:\d+)+) core=(plain|compiled)\n", line)
+    assert ready is not None, (line, process.poll())
+    pairs = (word.partition("=") for word in ready[1].split())
     return {name: address for name, _, address in pairs}

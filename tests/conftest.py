@@ -38,6 +38,8 @@ if "TMPDIR" not in os.environ and _has_room_in_memory():
 settings.register_profile("untimed", settings(), deadline=None)
 settings.register_profile("quick", settings(), deadline=None, max_examples=20)
 settings.register_profile("long", settings(), deadline=None)
+# Without a database: only new examples, which its seed decides.
+settings.register_profile("fuzz", settings(), deadline=None, max_examples=300, database=None)
 settings.load_profile("untimed")
 
 

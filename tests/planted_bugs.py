@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,26 +27,28 @@ from turbopump.broker.replication.replica import Replica
 from turbopump.broker.replication.role_changes import RoleChanges
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
+from turbopump.broker.send import Sends
 from turbopump.broker.transactions.transactions import Transactions
 from turbopump.client import calls, continuity, rebalance
 from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.offsets import RemoteOffsets
 from turbopump.client.process_queue import ProcessQueue
+from turbopump.core import TakenUnits
 from turbopump.errors import WriteFailed
 from turbopump.machine import text_files
 from turbopump.machine.files import Files
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.nameserver.kv import KvConfig
 from turbopump.store import log_end, reading, store
-from turbopump.store.append import Appender
 from turbopump.store.config import UNIT_BYTES
+from turbopump.store.consume_queue import UNIT
 from turbopump.store.dispatch import Dispatcher
 from turbopump.store.outcomes import OffsetTooSmall, ReadOutcome
 from turbopump.store.recovery import Replay
 from turbopump.store.store import Store
 from turbopump.tables import Table
-from turbopump.wire.hashing import body_crc
+from turbopump.wire.batch import decode_batch, encode_batch
 
 Function = Callable[..., Any]
 
@@ -103,11 +106,12 @@ def bug(where: Any, function: str, *found_by: str, near: int = 0) -> Callable[[F
 
 @bug(Durability, "acknowledge", "acknowledged messages are kept", "every message ends", near=12)
 def acknowledge_before_flush(
-    right: Function, self: Durability, appended: Any, promise: Promise, *rest: Any, **options: Any
+    right: Function, self: Durability, appended: Any, pending: Any, *rest: Any, **options: Any
 ) -> None:
     """A synchronous broker answers a send when the message is written, not when it is flushed."""
-    early = Promise.WRITTEN if promise is Promise.DURABLE else promise
-    right(self, appended, early, *rest, **options)
+    if pending.promise is Promise.DURABLE:
+        pending.promise = Promise.WRITTEN
+    right(self, appended, pending, *rest, **options)
 
 
 @bug(
@@ -118,13 +122,12 @@ def acknowledge_before_flush(
     near=202,
 )
 def burst_acknowledged_before_flush(
-    right: Function, self: Durability, appended: Any, reports: Sequence[Any]
+    right: Function, self: Durability, appended: Any, pending: Sequence[Any]
 ) -> None:
     """A synchronous broker without slaves answers sends that came in one chunk before the flush."""
-    early = reports
-    if self.slaves is None:
-        early = [(Promise.WRITTEN, *rest) for _, *rest in reports]
-    right(self, appended, early)
+    for each in pending if self.slaves is None else ():
+        each.promise = Promise.WRITTEN
+    right(self, appended, pending)
 
 
 @bug(Retries, "accept", "every message ends", near=37)
@@ -170,7 +173,7 @@ def incomplete_member_list_after_restart(right: Function, self: MembershipFile, 
     """A broker that starts lists only the members that have sent a heartbeat since."""
 
 
-@bug(log_end, "scan_runs", "queues are dense", near=8)
+@bug(log_end, "scan", "queues are dense", near=8)
 def crc_skipped_on_recovery(right: Function, *args: Any, **options: Any) -> Any:
     """Recovery accepts records whose bodies do not match their checksums."""
     return right(*args, **{**options, "check_crc": False})
@@ -225,7 +228,7 @@ async def earlier_offset_committed(
     return QueueOffset(offset - 1) if offset and is_repeated else offset
 
 
-@bug(retries, "_again", "every message ends", near=2)
+@bug(retries, "_again", "every message ends", near=1)
 def retry_counter_lost(right: Function, *args: Any) -> Any:
     """The copy of a failed message counts as never retried."""
     return replace(right(*args), reconsume_times=0)
@@ -253,10 +256,12 @@ def queue_of_another_member_kept(right: Function, *args: Any) -> Any:
     return gained, []
 
 
-@bug(Appender, "_place_run", "acknowledged messages are kept", "order of each producer", near=3)
-def part_of_batch_stored(right: Function, self: Appender, batch: Any, now_ms: int) -> Any:
+@bug(Sends, "_add_batch", "acknowledged messages are kept", "order of each producer", near=3)
+def part_of_batch_stored(right: Function, self: Sends, send: Any, *args: Any) -> Any:
     """All messages of a batch are acknowledged, but the last is not stored."""
-    return self._place_batch(list(batch.records())[:-1], now_ms)
+    entries = list(decode_batch(bytes(send.body)))[:-1]
+    fields = {name: getattr(send, name) for name in dir(send) if not name.startswith("_")}
+    return right(self, SimpleNamespace(**{**fields, "body": encode_batch(entries)}), *args)
 
 
 @bug(Replay, "run", "readable messages stay", "acknowledged messages are kept", near=2)
@@ -316,10 +321,10 @@ def failure_not_reported(right: Function, self: supervisor.Watch, *_: Any, **__:
 
 @bug(Durability, "_copy", "acknowledged messages have a copy", near=16)
 def acknowledged_without_the_slave(
-    right: Function, self: Durability, outcome: Any, promise: Promise, on_outcome: Any, args: Any
+    right: Function, self: Durability, pending: Any, outcome: Any
 ) -> None:
     """A SYNC_MASTER answers a send without waiting for a slave."""
-    on_outcome(outcome, *args)
+    pending.report(outcome)
 
 
 @bug(Slaves, "when_stored", "nothing unexpected: sends wait for slaves", near=16)
@@ -338,14 +343,14 @@ def sends_kept_after_their_timeout(right: Function, self: Slaves, number: int) -
 
 @bug(Durability, "_copy", "nothing unexpected: waits for slaves of", near=133)
 def own_messages_wait_for_ever(
-    right: Function, self: Durability, outcome: Any, promise: Promise, *rest: Any
+    right: Function, self: Durability, pending: Any, outcome: Any
 ) -> None:
     """What a SYNC_MASTER stores by itself waits for as long as a slave stays connected."""
-    if promise is Promise.DURABLE:
-        right(self, outcome, promise, *rest)
+    if pending.promise is Promise.DURABLE:
+        right(self, pending, outcome)
         return
     with mock.patch.object(self, "deadlines"):
-        right(self, outcome, promise, *rest)
+        right(self, pending, outcome)
 
 
 @bug(Replica, "_kept_from", "copies stay", near=79)
@@ -452,7 +457,7 @@ def commit_stored_twice(
     """The message of a transaction that commits is stored twice."""
     right(self, key, ending, record)
     if ending.commits:
-        self.writer.append_groups([[record]])
+        self.writer.append_all([record])
 
 
 @bug(Transactions, "load_open", "transactions end as decided", near=1)
@@ -512,21 +517,35 @@ def backup_not_used(right: Function, path: Path) -> Path:
     return path.with_name("no such file")
 
 
-@bug(calls, "decode_records", "damage is contained", near=4)
-def body_not_verified(right: Function, data: bytes) -> Iterator[Any]:
+@bug(calls, "read_records", "damage is contained", near=4)
+def body_not_verified(right: Function, data: bytes, *, check_crc: bool, kind: Any) -> Any:
     """Consumers do not compare bodies with their checksums."""
-    return (replace(view, body_crc=body_crc(view.stored_body)) for view in right(data))
+    return right(data, kind=kind)
 
 
 @bug(
     reading,
-    "checked_units",
+    "take_units",
     "readable messages stay",
     "nothing unexpected: looking at the brokers failed with RecordError",
-    near=176,
+    near=112,
 )
 def unit_not_compared(
-    right: Function, log: Any, queue: Any, offset: Any, data: bytes, *_: Any
-) -> int:
+    right: Function, units: bytes, first: int, view: memoryview, *args: Any, **kwargs: Any
+) -> TakenUnits:
     """A broker serves what units point to without checking that it is their message."""
-    return len(data) // UNIT_BYTES
+    found: TakenUnits = right(units, first, view, *args, **kwargs)
+    if not found.is_mismatch:
+        return found
+    position, size, _ = UNIT.unpack_from(units, found.stop * UNIT_BYTES)
+    base, _, _, offset, *_ = args
+    at = position - base
+    if size <= 0 or not 0 <= at <= len(view) - size:
+        return found
+    return found._replace(
+        stop=found.stop + 1,
+        is_mismatch=False,
+        offsets=[*found.offsets, offset + found.stop],
+        sizes=[*found.sizes, size],
+        pieces=[*found.pieces, view[at : at + size]],
+    )

@@ -19,7 +19,7 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.partition_reader import whole_run
+from turbopump.spark.reading.partition_reader import whole_table
 from turbopump.spark.records.arrow_arrays import cells
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.wire.codes import ResponseCode
@@ -186,7 +186,7 @@ def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
     columns = RecordColumns(["queueOffset", "body"])
     rows: list[tuple[int, bytes]] = []
     while (chunk := pull.next_chunk()) is not None:
-        run = whole_run(chunk)
+        run = whole_table(chunk)
         assert run is not None
         for batch in columns.batches_of(run, broker="a"):
             offsets, bodies = map(cells, batch.columns)

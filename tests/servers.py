@@ -17,7 +17,7 @@ STOP_S = 60.0
 
 LOG = "log"
 
-_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
+_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+) core=(?:plain|compiled)\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -39,3 +40,17 @@ def load(name: str) -> Vector:
 def frame(name: str) -> bytes:
     """Return the bytes of the frame with this name."""
     return next(bytes.fromhex(vector["hex"]) for vector in frames() if vector["name"] == name)
+
+
+@cache
+def logs() -> list[tuple[int, bytes]]:
+    """Return the position and the bytes of each file of the recorded commit logs."""
+    found: list[tuple[int, bytes]] = []
+    for archive in sorted((DATA / "store").glob("*.tar.gz")):
+        with tarfile.open(archive) as tar:
+            found += (
+                (int(Path(member.name).name), file.read())
+                for member in tar.getmembers()
+                if "/commitlog/" in member.name and (file := tar.extractfile(member)) is not None
+            )
+    return found

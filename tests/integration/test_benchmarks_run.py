@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from turbopump.testing.server import RunningServer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CORE_IS_CHOSEN = "TURBOPUMP_CORE" in os.environ
 MACHINE = {"cpus": 2, "python": "3.11", "load_average": 0.5}
 
 
@@ -96,6 +98,21 @@ def test_sizes_are_compared_with_the_same_size(report: Any) -> None:
     assert ours.as_json([*bare, ours])["to_base"] == 0.8
     assert ours.case.name == "send, turbopump asyncio, 1024 B, 1 in flight"
     assert report.targets([*bare, ours]) == []
+
+
+def test_cores_are_compared_with_the_same_core(report: Any) -> None:
+    def measured(system: str, rate: float, core: str) -> Any:
+        return report.Measured(report.Case("send", system, 1, 128, core), [result(rate)])
+
+    every = [
+        measured(system, rate, core)
+        for system, rates in (("bare frames", (100, 20)), ("turbopump asyncio", (95, 10)))
+        for rate, core in zip(rates, ("", "plain"), strict=True)
+    ]
+    assert [report.to_base(each, every) for each in every] == ["", "", "0.95", "0.50"]
+    assert every[-1].case.name == "send, turbopump asyncio, plain core, 1 in flight"
+    assert [target.found for target in report.targets(every)] == [0.95]
+    assert report.from_json(report.as_json(every)) == every
 
 
 def test_rows_of_spark_are_compared_with_what_its_interface_can_do(report: Any) -> None:
@@ -259,6 +276,13 @@ def test_other_benchmarks_are_run_by_name() -> None:
     )
     assert "--backlog-gib" in done.stdout, done.stderr
     done = subprocess.run(
+        [str(BENCHMARKS / "run"), "core", "--seconds=0", "--only=frames"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "| frames: cut, send headers read | " in done.stdout, done.stderr
+    done = subprocess.run(
         [str(BENCHMARKS / "run"), "nothing"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
@@ -275,6 +299,8 @@ def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     assert value["absent"].keys() >= {"nats", "redis", "rabbitmq"}
     systems = {(case["work"], case["system"], case["level"]) for case in value["cases"]}
     assert systems >= {("batch", "bare frames", 8), ("latency", "turbopump threads", 200)}
+    cores = {"", "plain"} if value["machine"]["core"] == "compiled" else {""}
+    assert {case["core"] for case in value["cases"]} == ({""} if CORE_IS_CHOSEN else cores)
     assert all(len(case["rounds"]) == 1 for case in value["cases"])
     assert all(case["rounds"][0]["client_cpu_us"] > 0 for case in value["cases"])
     assert {target["is_met"] for target in value["targets"]} <= {True, False}

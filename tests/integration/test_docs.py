@@ -221,7 +221,8 @@ def ends_of(path: str) -> Iterator[str]:
 @cache
 def sources() -> list[str]:
     folders = ("src", "tests", "benchmarks", "examples")
-    return [str(file) for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return [*map(str, files), str(ROOT / "hatch_build.py")]
 
 
 @pytest.mark.slow

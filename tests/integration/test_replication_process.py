@@ -50,7 +50,8 @@ def test_the_demo_works_as_printed(tmp_path: Path) -> None:
     server, commands = shown[:2]
     assert re.fullmatch(
         r"\$ turbopump standalone --replicas 1 --dir data\n"
-        r"ready nameserver=127.0.0.1:9876 broker=127.0.0.1:10911 slave=127.0.0.1:10921\n",
+        r"ready nameserver=127.0.0.1:9876 broker=127.0.0.1:10911 slave=127.0.0.1:10921"
+        r" core=compiled\n",
         server,
     )
     lines = re.findall(r"^\$ turbopump (.*)$", commands, re.MULTILINE)

@@ -31,7 +31,7 @@ def standalone(home: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str
         assert process.stdout is not None
         line = process.stdout.readline()
         words = dict(word.split("=") for word in line.split()[1:])
-        assert list(words) == ["nameserver", "broker"], (line, process.poll())
+        assert list(words) == ["nameserver", "broker", "core"], (line, process.poll())
         yield process, words["nameserver"], words["broker"].split(",")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from brokers import client_of
 from log_replicas import MASTER, LogReplicas, log_replicas
-from turbopump.broker.durability import Outcome, Promise
+from turbopump.broker.durability import Outcome, Promise, Report
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.testing import virtual_loop, virtual_time
@@ -129,8 +129,8 @@ async def test_a_slave_that_reports_before_the_master_waits_for_it(tmp_path: Pat
             flushed: Future[None] = Future()
             flushed.set_result(None)
             stored = Appended((end,), QueueOffset(0), 0, end, flushed)
-            gate.acknowledge(stored, Promise.DURABLE, outcomes.append)
-            gate.acknowledge(stored, Promise.DURABLE_EVENTUALLY, outcomes.append)
+            for promise in (Promise.DURABLE, Promise.DURABLE_EVENTUALLY):
+                gate.acknowledge(stored, Report(promise, outcomes.append))
             await asyncio.sleep(0.1)
         assert outcomes == [stored, stored]
         assert len(gate) == 0

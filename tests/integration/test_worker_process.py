@@ -18,6 +18,7 @@ from servers import Standalone, standalone
 from shells import wait_for
 from turbopump import Message, Producer
 from turbopump.admin.blocking import Admin
+from turbopump.core import CORE_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +156,7 @@ def test_running_calls_finish_after_a_signal(
 ) -> None:
     write_app(tmp_path, topic)
     with working(tmp_path, server.nameserver, app) as running:
-        assert running.line() == f"ready worker={app} groups={topic}"
+        assert running.line() == f"ready worker={app} groups={topic} core={CORE_NAME}"
         send(server, topic, 1)
         running.until("begun 1")
         running.stop(number)
@@ -230,7 +231,10 @@ def test_processes_share_the_messages_and_a_dead_one_is_replaced(
     write_app(tmp_path, topic)
     options = ("app:blocking", "--processes", "2")
     with working(tmp_path, server.nameserver, *options) as running:
-        assert running.line() == f"ready worker=app:blocking groups={topic} processes=2"
+        assert (
+            running.line()
+            == f"ready worker=app:blocking groups={topic} core={CORE_NAME} processes=2"
+        )
         first, second = running.children()
         seen = set[int]()
         while seen != {first, second}:
@@ -300,7 +304,9 @@ def test_changed_files_are_reloaded(server: Standalone, tmp_path: Path, topic: s
         assert "restarting: app.py changed" in running.log
         assert "ZeroDivisionError" in running.log
         write_app(tmp_path, topic, APP.replace("done", "ended"))
-        assert running.line() == f"ready worker=app:bill groups={topic} processes=1"
+        assert (
+            running.line() == f"ready worker=app:bill groups={topic} core={CORE_NAME} processes=1"
+        )
         send(server, topic, 0)
         running.until("ended 0")
         running.process.terminate()

@@ -77,7 +77,7 @@ class Broker:
         except NotReady:
             self._end()
             raise
-        self.address = line.partition("broker=")[2]
+        self.address = line.partition("broker=")[2].partition(" ")[0]
 
     def launch(self) -> None:
         """Start without waiting."""
@@ -142,4 +142,5 @@ class NameServer:
         """Start, and wait until the name server is ready; raises `NotReady`."""
         port = self.address.rpartition(":")[2] or "0"
         self.process = self._processes.turbopump("nameserver", "nameserver", "--port", port)
-        self.address = self.process.ready_line(START_S).partition("nameserver=")[2]
+        line = self.process.ready_line(START_S)
+        self.address = line.partition("nameserver=")[2].partition(" ")[0]

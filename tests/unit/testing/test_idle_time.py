@@ -299,7 +299,7 @@ def test_two_clusters_in_one_loop_do_not_disturb_each_other(tmp_path: Path) -> N
                 assert world.network.connections_made == made
             before = virtual_loop().turns
             await world.advance(hours=1)
-            assert virtual_loop().turns - before < TURNS_OF_AN_HOUR / 5
+            assert virtual_loop().turns - before < TURNS_OF_AN_HOUR / 4
             assert len(consumer.assignment()) == 5
             await world.send(Message("orders", b"1"))
             await world.until(lambda: seen, seconds=1)

@@ -247,10 +247,13 @@ def _with_replicas(plan: Plan) -> Plan:
         faults = tuple(fault for fault in faults if fault.kind not in left_out)
     if any(fault.kind is FaultKind.CROWDED_SLAVE for fault in faults):
         plan = _with_small_files(plan)
+    nameservers = found.nameservers or plan.nameservers
+    missing = {f"ns{number}" for number in range(nameservers, plan.nameservers)}
+    faults = tuple(fault for fault in faults if missing.isdisjoint((fault.target, fault.other)))
     return replace(
         plan,
         replicas=found,
-        nameservers=found.nameservers or plan.nameservers,
+        nameservers=nameservers,
         settings={**plan.settings, **found.settings},
         faults=in_order(faults),
     )

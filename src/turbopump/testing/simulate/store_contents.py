@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from turbopump.broker.transactions.transactions import PROGRESS_GROUP
+from turbopump.core import Records
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.store.log_scan import scan
 from turbopump.store.store import Store
@@ -13,7 +14,7 @@ from turbopump.testing.simulate.bodies import DamagedBodies, key_of
 from turbopump.testing.simulate.events import Stored
 from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.names import HALF_OPERATIONS_TOPIC, HALF_TOPIC, OFFSET_MOVED_TOPIC
-from turbopump.wire.record import RecordEntry, decode_record
+from turbopump.wire.record import decode_record
 
 _WITHOUT_MESSAGES = (OFFSET_MOVED_TOPIC, HALF_OPERATIONS_TOPIC)
 
@@ -96,9 +97,10 @@ def keys_written(store: Store, begin: PhysicalOffset, end: PhysicalOffset) -> tu
     """Return the keys of messages in a part of the log, whether they can be read yet or not."""
     log = store._log  # noqa: SLF001 - the store itself shows only what can be read
     records = [
-        log.view(found.physical_offset, found.size)
+        log.view(entry.physical_offset, entry.size)
         for found in scan(log, begin, check_crc=False, end=end)
-        if isinstance(found, RecordEntry)
+        if isinstance(found, Records)
+        for entry in found
     ]
     return tuple(key_of(decode_record(record).body) or "" for record in records if record)
 
