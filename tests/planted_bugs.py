@@ -130,7 +130,7 @@ def burst_acknowledged_before_flush(
     right(self, appended, pending)
 
 
-@bug(Retries, "accept", "every message ends", near=37)
+@bug(Retries, "accept", "every message ends", near=13)
 def send_back_acknowledged_early(
     right: Function, self: Retries, failed: Any, on_outcome: Function, *args: Any
 ) -> None:

@@ -270,12 +270,14 @@ class Reopened(OfBroker, frozen=True):
 
 
 class TransactionsLeft(OfBroker, frozen=True):
-    """Transactions are open although every producer has decided: always a violation."""
+    """Transactions have no operation although every producer has decided."""
 
     keys: tuple[str, ...]
+    passed: tuple[str, ...] = ()
+    """Those before the broker's progress: committed ones need no operation any more."""
 
     def __str__(self) -> str:
-        return f"has open transactions: {', '.join(self.keys)}"
+        return f"has open transactions: {', '.join((*self.keys, *self.passed))}"
 
 
 # --- slaves ---------------------------------------------------------------------------------------

@@ -309,9 +309,10 @@ class Ledger(Follower):
     def knows_damage(self, text: str) -> bool:
         """Whether what was logged is about a message in which bits were flipped."""
         return any(
-            f"topic {queue.topic}, broker {queue.broker}, queue {queue.queue_id}, offset {offset}:"
-            in text
+            # Consumers name the broker, operators do not.
+            f"{queue.topic}, {broker}queue {queue.queue_id}, offset {offset}:" in text
             for queue, offset in self._damaged
+            for broker in (f"broker {queue.broker}, ", "")
         )
 
     def is_own(self, topic: str) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from turbopump.broker.broker import Broker
+from turbopump.broker.transactions.half import QUEUE_ID
+from turbopump.broker.transactions.transactions import PROGRESS_GROUP
 from turbopump.client.session import Session
 from turbopump.testing import cluster_state
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
@@ -45,6 +47,7 @@ from turbopump.testing.simulate.transacting_producers import resume_given_up
 from turbopump.testing.simulate.world import World
 from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
+from turbopump.wire.names import HALF_TOPIC
 
 REAL_LIMIT_S = 120.0
 _DRAIN_S = 600.0
@@ -262,7 +265,9 @@ class _Run:
     async def _end_transactions(self, world: World) -> None:
         """Wait until all transactions have ended; `Calm` reports those that have not."""
         deadline_s = self._loop.time() + _DRAIN_S
-        while any(True for _ in _transactions_left(world)) or self._transactions.invisible():
+        while (
+            any(left.keys for left in _transactions_left(world)) or self._transactions.invisible()
+        ):
             if self._loop.time() > deadline_s:
                 return
             await resume_given_up(world)
@@ -364,9 +369,12 @@ def _located(error: BaseException) -> str:
 
 def _transactions_left(world: World) -> Iterator[TransactionsLeft]:
     for name, broker in world.masters.items():
-        keys = open_transactions(broker.store)
-        if keys:
-            yield TransactionsLeft(world.now_us, name, tuple(keys))
+        found = open_transactions(broker.store)
+        if found:
+            progress = broker.state.offsets.find(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID) or 0
+            keys = tuple(key for offset, key in found if offset >= progress)
+            passed = tuple(key for offset, key in found if offset < progress)
+            yield TransactionsLeft(world.now_us, name, keys, passed)
 
 
 def _is_refused(world: World, slave: Slave) -> bool:

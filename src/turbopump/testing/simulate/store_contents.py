@@ -105,9 +105,13 @@ def keys_written(store: Store, begin: PhysicalOffset, end: PhysicalOffset) -> tu
     return tuple(key_of(decode_record(record).body) or "" for record in records if record)
 
 
-def open_transactions(store: Store) -> list[str]:
-    """Return the keys of half messages that no operation names, read from the store only."""
+def open_transactions(store: Store) -> list[tuple[QueueOffset, str]]:
+    """Return offset and key of half messages that no operation names, read from the store only."""
     halves = queue_messages(store, HALF_TOPIC, 0)
     operations = queue_messages(store, HALF_OPERATIONS_TOPIC, 0)
     ended = {int(operation.body) for operation in operations}
-    return [key_of(half.body) or "" for half in halves if half.queue_offset not in ended]
+    return [
+        (half.queue_offset, key_of(half.body) or "")
+        for half in halves
+        if half.queue_offset not in ended
+    ]

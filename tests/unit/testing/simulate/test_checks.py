@@ -364,6 +364,16 @@ def test_a_damaged_delayed_message_or_retry_is_not_delivered() -> None:
     assert violations([*failing, other, Calm(s(9))]) == {"every message ends"}
 
 
+@pytest.mark.parametrize("broker", ["broker a, ", ""])
+def test_errors_may_name_a_damaged_message(broker: str) -> None:
+    ledger = Ledger(plan())
+    history = History(all_checks(ledger))
+    for event in [up(0), *sent("m0"), flipped("m0")]:
+        history.add(event)
+    assert ledger.knows_damage(f"damaged message: topic plain, {broker}queue 0, offset 0: its body")
+    assert not ledger.knows_damage(f"damaged message: topic plain, {broker}queue 0, offset 1: x")
+
+
 @pytest.mark.parametrize(("after", "expected"), [(1, set()), (0, {"commits do not go back"})])
 def test_a_damaged_table_is_replaced_by_its_backup(after: int, expected: set[str]) -> None:
     events = [up(0), *sent("m0"), *sent("m1", 0, 1), *consumed("m0"), *consumed("m1", offset=1)]
@@ -1017,6 +1027,13 @@ def test_a_copy_that_existed_after_a_crash_counts() -> None:
 
 def test_no_transaction_stays_open() -> None:
     assert found_in([*half(), TransactionsLeft(s(9), "a", ("m0",))]) == {AS_DECIDED}
+
+
+def test_a_committed_transaction_before_the_progress_needs_no_operation() -> None:
+    passed = TransactionsLeft(s(9), "a", (), ("m0",))
+    assert found_in([*half(), decided(commits=True), visible(), passed]) == set()
+    assert found_in([*half(), decided(commits=True), passed]) == {AS_DECIDED}
+    assert found_in([*half(), decided(commits=False), passed]) == {AS_DECIDED}
 
 
 def test_a_half_message_lost_with_the_power_is_excused_as_the_mode_promises() -> None:

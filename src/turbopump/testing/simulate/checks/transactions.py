@@ -91,7 +91,11 @@ class TransactionsEnd(Check):
 
     @on(TransactionsLeft)
     def _left(self, event: TransactionsLeft) -> Iterator[str]:
-        yield f"{', '.join(event.keys)} still open on {event.broker}"
+        missing = set(self.invisible())
+        ended = {key for key, commits in self._commits.items() if commits and key not in missing}
+        left = [*event.keys, *(key for key in event.passed if key not in ended)]
+        if left:
+            yield f"{', '.join(left)} still open on {event.broker}"
 
     @on(Calm)
     def _at_end(self, _: Calm) -> Iterator[str]:
