@@ -306,7 +306,7 @@ async def failed_dead_letter_committed(
     "every message ends",
     "commits pass no unfinished message",
     "orderly groups consume in order",
-    near=53,
+    near=4,
 )
 async def other_messages_not_noticed(right: Function, *_: Any) -> bool:
     """A consumer that reconnects assumes that the broker has the same messages."""
