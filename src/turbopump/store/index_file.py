@@ -347,6 +347,8 @@ def ranges(numbers: Ints) -> list[tuple[int, int]]:
 
 
 def read_header(data: bytes) -> IndexHeader:
-    """Read a file's first 40 bytes; a new file has zeros."""
+    """Read a file's first 40 bytes; a new file has zeros, or on a full disk nothing yet."""
+    if len(data) < HEADER_BYTES:
+        return EMPTY
     header = IndexHeader(*_HEADER.unpack(data))
     return header if header.count > 0 else EMPTY

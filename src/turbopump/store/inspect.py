@@ -18,7 +18,7 @@ from turbopump.machine.files import REAL_FILES, Files, closing
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import FILLER_SIZE
-from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, read_header
+from turbopump.store.index_file import ENTRY_BYTES, HEADER_BYTES, read_header
 from turbopump.store.key_index import is_index_name
 from turbopump.store.log_scan import good_entry, is_blank, next_magic
 from turbopump.store.outcomes import Units
@@ -334,7 +334,7 @@ def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
             log.damage.append(Damage(str(path), 0, "is not a store file"))
             continue
         data = _head(files, path, HEADER_BYTES)
-        header = read_header(data) if len(data) == HEADER_BYTES else EMPTY
+        header = read_header(data)
         log.damage += wrong_entries(files, path, header, log.entries)
         size = files.file_size(path)
         if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
