@@ -203,7 +203,8 @@ class StreamReader(BeginsCall, DataSourceStreamReader, SupportsTriggerAvailableN
             is_first=not has_begun,
         )
         found = end, self._on_driver().planner.marks
-        if found != (known, marks):
+        # The first position counts even if there are no queues: later ones are read completely.
+        if not has_begun or found != (known, marks):
             self._read, self._written = found, nested(*found) or NO_QUEUES
         return self._written
 
