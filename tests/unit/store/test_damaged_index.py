@@ -11,6 +11,7 @@ from appending import append
 from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Store, recovery
+from turbopump.store.index_file import EMPTY, read_header
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, record, small_config
 
@@ -115,3 +116,8 @@ def test_searches_by_time_skip_damaged_messages(tmp_path: Path) -> None:
             time_ms = times[number]
             assert time_ms is not None
             assert store.offset_by_time("Topic", 0, time_ms) == number
+
+
+@pytest.mark.parametrize("size", [0, 39])
+def test_a_file_that_a_full_disk_left_short_has_no_entries(size: int) -> None:
+    assert read_header(bytes(size)) == EMPTY
