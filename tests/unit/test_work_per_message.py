@@ -300,7 +300,7 @@ def stored_record(number: int) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A scenario and the most work of a message in it: the core decides the calls, and no more."""
+    """A scenario and the most work of a message in it; only the calls depend on the core."""
 
     scene: Scene
     compiled: tuple[float, float]

@@ -174,7 +174,7 @@ class MessageWriter:
         return block
 
     def add(self, pending: Pending) -> None:
-        """Note who waits for the message, or batch, that was added to the block last.
+        """Register the waiter of the message, or batch, that was added to the block last.
 
         It is written with the others at the next `settle`, or in the next turn of the loop:
         requests that waited for the disk are stored outside any received chunk.
